@@ -1,0 +1,104 @@
+"""What a job is asked to do: one typed document per job kind, never a command string.
+
+The web side fills it from the chosen plan; the host renders it to argv from its own
+allow-list (``runners/attempts.py``); the job process reads it from ``spec.json``.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+WeightDtype = Literal["fp32", "bf16", "fp16", "int8", "int4"]
+ComputeDtype = Literal["fp32", "bf16", "fp16"]
+
+
+class JobDocument(BaseModel):
+    """The common ground of all job specs: frozen, and strict about unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DemoModel(JobDocument):
+    """The small Llama-shaped model that the project trains from scratch on text it ships."""
+
+    source: Literal["demo"] = "demo"
+    hidden_size: PositiveInt = 256
+    intermediate_size: PositiveInt = 768
+    num_hidden_layers: PositiveInt = 6
+    num_attention_heads: PositiveInt = 8
+    num_key_value_heads: PositiveInt = 4
+    vocab_size: PositiveInt = 4096
+    max_position_embeddings: PositiveInt = 1024
+
+
+class FolderModel(JobDocument):
+    """A folder on the host with config.json, safetensors and a tokenizer, below a model root."""
+
+    source: Literal["folder"] = "folder"
+    path: str
+
+
+class ArtefactModel(JobDocument):
+    """The model that an earlier attempt on this host left in its output folder."""
+
+    source: Literal["artefact"] = "artefact"
+    attempt_id: str
+    name: str = "model"
+
+
+class RandomModel(JobDocument):
+    """Random weights in the shape of a config.json: speed and memory are real, text is not."""
+
+    source: Literal["random"] = "random"
+    config: dict[str, object]
+
+
+ModelRef = Annotated[
+    DemoModel | FolderModel | ArtefactModel | RandomModel, Field(discriminator="source")
+]
+
+
+class TrainSpec(JobDocument):
+    """Train or continue to train a model in one process with AdamW on the shipped text."""
+
+    kind: Literal["train"] = "train"
+    model: ModelRef = DemoModel()
+    sequence_length: PositiveInt = 256
+    micro_batch_size: PositiveInt = 8
+    gradient_accumulation_steps: PositiveInt = 1
+    learning_rate: PositiveFloat = 2e-3
+    max_steps: PositiveInt | None = None
+    time_budget_seconds: PositiveFloat | None = 120.0
+    compute_dtype: ComputeDtype = "bf16"
+    seed: int = 17
+    checkpoint_every_seconds: PositiveFloat = 30.0
+
+
+class QuantizeSpec(JobDocument):
+    """Quantise a model's linear weights and report size, perplexity and speed before and after."""
+
+    kind: Literal["quantize"] = "quantize"
+    model: ModelRef
+    weight_dtype: Literal["bf16", "int8", "int4"] = "int8"
+    group_size: PositiveInt = 32
+    evaluation_tokens: PositiveInt = 8192
+    prompt_tokens: PositiveInt = 128
+    output_tokens: PositiveInt = 32
+    seed: int = 17
+
+
+class BenchmarkSpec(JobDocument):
+    """Measure prefill and decode speed, peak memory and perplexity of a model as planned."""
+
+    kind: Literal["benchmark"] = "benchmark"
+    model: ModelRef
+    weight_dtype: WeightDtype = "bf16"
+    batch_size: PositiveInt = 1
+    prompt_tokens: PositiveInt = 128
+    output_tokens: PositiveInt = 64
+    repetitions: PositiveInt = 5
+    evaluation_tokens: PositiveInt = 8192
+    seed: int = 17
+
+
+JobSpec = Annotated[TrainSpec | QuantizeSpec | BenchmarkSpec, Field(discriminator="kind")]

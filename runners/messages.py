@@ -1,0 +1,323 @@
+"""Every shape that goes over the wire between the server and a host.
+
+HTTP bodies, Celery doorbells and Redis Stream entries are JSON of these models. Instants
+are ``_ms`` since the Unix epoch by the sender's clock; liveness is judged only by the
+receiver's own. Job specs stand in ``runners/jobspec.py``.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+
+from runners.jobspec import JobSpec
+from runners.reasons import Reason
+
+PROTOCOL_VERSION = 1
+MAX_BATCH_EVENTS = 500
+
+
+class Message(BaseModel):
+    """Frozen, strict about unknown fields, equal by value."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+# What a host is
+
+
+class GpuFacts(Message):
+    """One GPU as NVML describes it."""
+
+    index: NonNegativeInt
+    uuid: str
+    name: str
+    memory_bytes: NonNegativeInt
+    compute_capability: str | None = None
+    power_limit_watts: float | None = None
+
+
+class HostFacts(Message):
+    """The inventory of a host, read at enrolment and at each agent start."""
+
+    hostname: str
+    os: str
+    kernel: str
+    architecture: str
+    cpu_model: str
+    cpu_count: PositiveInt
+    memory_bytes: NonNegativeInt
+    disk_total_bytes: NonNegativeInt
+    disk_free_bytes: NonNegativeInt
+    boot_id: str
+    python_version: str
+    agent_version: str
+    driver_version: str | None = None
+    packages: dict[str, str] = Field(default_factory=dict)  # distribution -> version
+    gpus: tuple[GpuFacts, ...] = ()
+
+
+class DeviceMeasurement(Message):
+    """What the micro-benchmark measured on one device; rates are achieved, not peak."""
+
+    device: str  # "cpu", "cuda:0", ...
+    memory_bandwidth_bytes_per_second: float
+    flops_per_second: dict[str, float]  # by dtype: fp32, bf16, fp16, int8
+    op_overhead_seconds: NonNegativeFloat  # wall time of one tiny operator
+
+
+class Microbench(Message):
+    """One run of the host's micro-benchmark, with when and with what it was measured."""
+
+    measured_at_ms: int
+    duration_seconds: NonNegativeFloat
+    torch_version: str
+    num_threads: PositiveInt
+    devices: tuple[DeviceMeasurement, ...]
+    disk_write_bytes_per_second: float
+
+
+# Enrolment
+
+
+class EnrollRequest(Message):
+    """A one-time token against a credential of the host's own."""
+
+    token: str
+    protocol_version: int = PROTOCOL_VERSION
+    facts: HostFacts
+    sent_at_ms: int
+
+
+class EnrollReply(Message):
+    """Who the host is from now on. ``credential`` authorises HTTP, ``command_key`` signs doorbells."""
+
+    host_id: str
+    name: str
+    credential: str
+    command_key: str
+    redis_url: str | None  # None: HTTP only, which is always enough
+    server_time_ms: int
+    beat_seconds: float = 10.0
+
+
+# Beats
+
+
+class GpuLoad(Message):
+    """One GPU's state at a beat."""
+
+    uuid: str
+    memory_used_bytes: NonNegativeInt
+    utilization: float  # 0-1
+    power_watts: float | None = None
+    temperature_celsius: float | None = None
+    foreign_pids: tuple[int, ...] = ()
+
+
+AttemptPhase = Literal["claimed", "running", "exited"]
+
+
+class AttemptStatus(Message):
+    """One attempt folder on the host's disk."""
+
+    attempt_id: str
+    fence: str
+    phase: AttemptPhase
+    last_seq: NonNegativeInt
+    acked_seq: NonNegativeInt
+
+
+class Beat(Message):
+    """What a host says every ten seconds; the reply carries what it should do."""
+
+    boot_id: str
+    sent_at_ms: int
+    agent_version: str
+    cpu_utilization: float  # 0-1
+    memory_available_bytes: NonNegativeInt
+    disk_free_bytes: NonNegativeInt
+    gpus: tuple[GpuLoad, ...] = ()
+    attempts: tuple[AttemptStatus, ...] = ()
+    facts: HostFacts | None = None  # at agent start
+    microbench: Microbench | None = None  # once after it ran
+    is_agent_start: bool = False
+
+
+class Wanted(Message):
+    """An attempt that this host should have claimed."""
+
+    attempt_id: str
+    fence: str
+
+
+class StopOrder(Message):
+    """An attempt that must end: TERM to its tree, ``grace_seconds``, then KILL."""
+
+    attempt_id: str
+    reason: Reason
+    grace_seconds: NonNegativeFloat = 15.0
+
+
+class BeatReply(Message):
+    """The desired state of a host: enough to work with the broker away."""
+
+    server_time_ms: int
+    wanted: tuple[Wanted, ...] = ()
+    stop: tuple[StopOrder, ...] = ()
+    acked: dict[str, int] = Field(default_factory=dict)  # attempt id -> stored seq
+    forget: tuple[str, ...] = ()  # attempts whose exit is stored: the folder's spool may go
+    run_microbench: bool = False
+
+
+# Claim and start
+
+
+class ClaimRequest(Message):
+    """Ask for the spec of an attempt: exactly one ``claim_id`` ever gets it."""
+
+    fence: str
+    claim_id: str
+    boot_id: str
+
+
+class RunRequest(Message):
+    """What a claimed attempt has to run; it becomes ``spec.json`` of the attempt folder."""
+
+    attempt_id: str
+    job_id: str
+    number: PositiveInt
+    fence: str
+    spec: JobSpec
+    max_duration_seconds: float | None = None
+
+
+class ClaimReply(Message):
+    """The claimed attempt's spec."""
+
+    request: RunRequest
+
+
+class Doorbell(Message):
+    """The body of a Celery message: it carries no authority, only news that something waits."""
+
+    command_id: str
+    kind: Literal["start", "stop", "ping"]
+    attempt_id: str | None = None
+    fence: str | None = None
+
+
+# What an attempt reports
+
+EventKind = Literal[
+    "started",  # StartedBody
+    "phase",  # PhaseBody
+    "progress",  # ProgressBody
+    "metric",  # MetricPoint
+    "log",  # LogBody
+    "result",  # ResultBody
+    "artefact",  # ArtefactBody
+    "exited",  # ExitRecord
+]
+
+
+class StartedBody(Message):
+    """The job process runs."""
+
+    pid: int
+    boot_id: str
+    argv: tuple[str, ...]
+
+
+class PhaseBody(Message):
+    """A named part of the job began, in words a person reads."""
+
+    name: str
+
+
+class ProgressBody(Message):
+    """How far the job is; ``eta_seconds`` is the job's own estimate of what is left."""
+
+    done: NonNegativeFloat
+    total: NonNegativeFloat
+    unit: str  # "steps", "tokens", "seconds", "layers"
+    eta_seconds: NonNegativeFloat | None = None
+
+
+class MetricPoint(Message):
+    """Named values at one instant from one source of the attempt.
+
+    Names: loss, tokens_per_second, step_seconds, learning_rate, grad_norm (source "job");
+    rss_bytes, cpu_utilization, gpu<i>_memory_bytes, gpu<i>_utilization (source "host").
+    """
+
+    source: str
+    values: dict[str, float]
+    step: int | None = None
+
+
+class LogBody(Message):
+    """A piece of the job's output."""
+
+    stream: Literal["stdout", "stderr", "supervisor"]
+    text: str
+
+
+class ResultBody(Message):
+    """Final figures, by the planner's names where it predicts them.
+
+    ``measured`` holds numbers in base units (bytes, seconds, tokens per second, ratios);
+    ``notes`` says how they were taken; ``operator_class`` is what the figure calibrates.
+    """
+
+    measured: dict[str, float]
+    notes: dict[str, str] = Field(default_factory=dict)
+
+
+class ArtefactBody(Message):
+    """A folder or file that the attempt leaves in its output folder."""
+
+    name: str
+    kind: Literal["model", "report"]
+    total_bytes: NonNegativeInt
+    files: dict[str, int]  # relative path -> bytes
+    sha256: dict[str, str]  # relative path -> hex digest
+    facts: dict[str, Any] = Field(default_factory=dict)
+
+
+class ExitRecord(Message):
+    """How an attempt ended; ``by`` says who wrote it."""
+
+    exit_code: int | None
+    signal: int | None
+    reason: Reason
+    by: Literal["supervisor", "reaper"]
+    started_at_ms: int | None
+    ended_at_ms: int
+    last_lines: tuple[str, ...] = ()
+    dropped_log_bytes: NonNegativeInt = 0
+    dropped_events: NonNegativeInt = 0
+    peak_rss_bytes: NonNegativeInt | None = None
+
+
+class RunEvent(Message):
+    """One numbered event of an attempt: ``seq`` starts at 1 and has no gap."""
+
+    seq: PositiveInt
+    t_ms: int
+    kind: EventKind
+    body: dict[str, Any]
+
+
+class EventBatch(Message):
+    """Consecutive events, sent from the last acknowledged number on."""
+
+    attempt_id: str
+    fence: str
+    events: tuple[RunEvent, ...] = Field(max_length=MAX_BATCH_EVENTS)
+
+
+class EventAck(Message):
+    """The highest number that the server's database holds without a gap."""
+
+    attempt_id: str
+    acked_seq: NonNegativeInt

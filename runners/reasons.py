@@ -1,0 +1,64 @@
+"""Why an attempt ended: one code per cause, shared by host and server. Standard library only."""
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """The closed list of reason codes; every code has words in ``webapp/jobs/reasons.py``."""
+
+    OK = "ok"
+
+    # failed: the workload's fault
+    OOM_GPU = "oom_gpu"
+    OOM_HOST = "oom_host"
+    NCCL_TIMEOUT = "nccl_timeout"
+    EXIT_NONZERO = "exit_nonzero"
+    SIGNAL = "signal"
+    MAX_DURATION = "max_duration"
+    MODEL_OR_DATA_MISSING = "model_or_data_missing"
+
+    # error: ours
+    PREFLIGHT_FAILED = "preflight_failed"
+    ENGINE_START_FAILED = "engine_start_failed"
+    START_TIMEOUT = "start_timeout"
+    NEVER_STARTED = "never_started"
+    SUPERVISOR_LOST = "supervisor_lost"
+    HOST_REBOOTED = "host_rebooted"
+    DISK_FULL = "disk_full"
+    GPU_FAULT = "gpu_fault"
+    KILLED_EXTERNALLY = "killed_externally"
+    VERSION_INCOMPATIBLE = "version_incompatible"
+    INTERNAL = "internal"
+
+    # stopped: a person or a rule asked for it
+    STOPPED_BY_USER = "stopped_by_user"
+    STOPPED_BY_OPERATOR = "stopped_by_operator"
+    QUOTA = "quota"
+    SUPERSEDED = "superseded"
+    LOST_AND_ABANDONED_BY_USER = "lost_and_abandoned_by_user"
+
+    # expired: it never had its turn
+    QUEUE_TIMEOUT = "queue_timeout"
+
+
+FAILED = frozenset(
+    {
+        Reason.OOM_GPU,
+        Reason.OOM_HOST,
+        Reason.NCCL_TIMEOUT,
+        Reason.EXIT_NONZERO,
+        Reason.SIGNAL,
+        Reason.MAX_DURATION,
+        Reason.MODEL_OR_DATA_MISSING,
+    }
+)
+STOPPED = frozenset(
+    {
+        Reason.STOPPED_BY_USER,
+        Reason.STOPPED_BY_OPERATOR,
+        Reason.QUOTA,
+        Reason.SUPERSEDED,
+        Reason.LOST_AND_ABANDONED_BY_USER,
+    }
+)
+ERROR = frozenset(Reason) - FAILED - STOPPED - {Reason.OK, Reason.QUEUE_TIMEOUT}
