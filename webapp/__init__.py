@@ -1,4 +1,1 @@
-"""The product as a web application.
-
-``manage.py`` imports this package before any environment exists: keep it free of imports.
-"""
+"""The Django product: wizard, plans, jobs, hosts, history; the only package with a database."""

@@ -1,0 +1,68 @@
+"""Teams, roles and who holds which: every object belongs to a team."""
+
+from typing import Self
+
+from django.conf import settings
+from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
+from django.db import models
+
+from webapp.core.ids import UlidModel
+
+
+class Role(models.TextChoices):
+    """What a member may do; each role includes the ones before it."""
+
+    VIEWER = "viewer", "Viewer"
+    PRACTITIONER = "practitioner", "Practitioner"
+    OPERATOR = "operator", "Operator"
+    ADMIN = "admin", "Admin"
+
+
+ROLE_ORDER = (Role.VIEWER, Role.PRACTITIONER, Role.OPERATOR, Role.ADMIN)
+
+
+class Team(UlidModel):
+    """People who share plans, jobs and hosts."""
+
+    name = models.CharField(max_length=80, unique=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Membership(models.Model):
+    """One person's role in one team."""
+
+    user = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="memberships"
+    )
+    team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="memberships")
+    role = models.CharField(max_length=16, choices=Role, default=Role.PRACTITIONER)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["user", "team"], name="one_role_per_team")]
+
+    def __str__(self) -> str:
+        return f"{self.user} is {self.role} of {self.team}"
+
+
+class TeamQuerySet(models.QuerySet["TeamOwned"]):
+    """Rows that belong to teams."""
+
+    def visible_to(self, user: AbstractBaseUser | AnonymousUser) -> Self:
+        """Keep only rows of teams that ``user`` belongs to."""
+        if not user.is_authenticated:
+            return self.none()
+        return self.filter(team__memberships__user=user)
+
+
+class TeamOwned(UlidModel):
+    """A table whose rows belong to a team; every query for a view starts at ``visible_to``."""
+
+    team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="+")
+
+    objects = TeamQuerySet.as_manager()
+
+    class Meta:
+        abstract = True

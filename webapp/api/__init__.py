@@ -1,0 +1,1 @@
+"""The JSON API for hosts and scripts."""

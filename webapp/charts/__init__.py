@@ -1,0 +1,1 @@
+"""Plotly figures as plain dictionaries, built from estimates and metric points."""

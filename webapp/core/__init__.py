@@ -1,0 +1,1 @@
+"""What every app uses: the clock, identifiers, middleware, template tags."""

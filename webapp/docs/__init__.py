@@ -1,0 +1,1 @@
+"""The documentation pages, rendered from templates/docs."""

@@ -1,0 +1,1 @@
+"""GPU hosts: enrolment, contact, inventory."""

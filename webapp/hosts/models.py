@@ -1,0 +1,69 @@
+"""GPU hosts and the one-time tokens that enrol them."""
+
+from django.conf import settings
+from django.db import models
+
+from webapp.accounts.models import TeamOwned
+
+
+class HostState(models.TextChoices):
+    """Where a host is in its life; contact is judged apart, from ``last_seen_at``."""
+
+    PENDING = "pending-enrolment", "Pending enrolment"
+    CHECKING = "checking", "Checking"
+    READY = "ready", "Ready"
+    DRAINING = "draining", "Draining"
+    MAINTENANCE = "maintenance", "Maintenance"
+    RETIRED = "retired", "Retired"
+
+
+class Host(TeamOwned):
+    """A machine that runs jobs (``agent``) or is only planned for (``virtual``)."""
+
+    name = models.CharField(max_length=80)
+    slug = models.SlugField(max_length=80, unique=True)
+    kind = models.CharField(
+        max_length=16, choices=[("agent", "Agent"), ("virtual", "Virtual")], default="agent"
+    )
+    state = models.CharField(max_length=20, choices=HostState, default=HostState.PENDING)
+    pool = models.CharField(max_length=40, default="default")
+    labels = models.JSONField(default=dict, blank=True)
+    facts = models.JSONField(default=dict, blank=True)  # runners.messages.HostFacts
+    microbench = models.JSONField(default=dict, blank=True)  # runners.messages.Microbench
+    calibration = models.JSONField(default=dict, blank=True)  # planner HostCalibration
+    last_beat = models.JSONField(default=dict, blank=True)  # runners.messages.Beat
+    credential_hash = models.CharField(max_length=64, blank=True)  # SHA-256 hex
+    command_key = models.CharField(max_length=200, blank=True)  # signed with the site's secret
+    protocol_version = models.PositiveIntegerField(default=1)
+    agent_version = models.CharField(max_length=40, blank=True)
+    boot_id = models.CharField(max_length=64, blank=True)
+    clock_offset_ms = models.IntegerField(null=True, blank=True)
+    enrolled_at = models.DateTimeField(null=True, blank=True)
+    last_seen_at = models.DateTimeField(null=True, blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class EnrolmentToken(TeamOwned):
+    """A one-time right to become a host: hashed at rest, at most an hour old, revocable."""
+
+    name = models.CharField(max_length=80)
+    pool = models.CharField(max_length=40, default="default")
+    labels = models.JSONField(default=dict, blank=True)
+    token_hash = models.CharField(max_length=64, unique=True)
+    created_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    created_at = models.DateTimeField(auto_now_add=True)
+    expires_at = models.DateTimeField()
+    used_at = models.DateTimeField(null=True, blank=True)
+    revoked_at = models.DateTimeField(null=True, blank=True)
+    host = models.ForeignKey(Host, null=True, blank=True, on_delete=models.SET_NULL)
+
+    def __str__(self) -> str:
+        return f"token for {self.name}"

@@ -1,0 +1,1 @@
+"""Jobs, attempts, events, artefacts, measurements."""

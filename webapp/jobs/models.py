@@ -1,0 +1,219 @@
+"""Jobs, their numbered attempts, and everything that an attempt leaves behind.
+
+States change only through ``webapp/jobs/transitions.py``; this module has no behaviour.
+"""
+
+from django.conf import settings
+from django.db import models
+
+from webapp.accounts.models import TeamOwned
+from webapp.core.ids import UlidModel
+from webapp.hosts.models import Host
+from webapp.plans.models import Plan
+
+
+class JobState(models.TextChoices):
+    """The states of a job; the last five are final."""
+
+    DRAFT = "draft", "Draft"
+    QUEUED = "queued", "Queued"
+    PREFLIGHT = "preflight", "Preflight"
+    STARTING = "starting", "Starting"
+    RUNNING = "running", "Running"
+    STOPPING = "stopping", "Stopping"
+    SUCCEEDED = "succeeded", "Succeeded"
+    FAILED = "failed", "Failed"
+    ERROR = "error", "Error"
+    STOPPED = "stopped", "Stopped"
+    EXPIRED = "expired", "Expired"
+
+
+FINAL_STATES = frozenset(
+    {JobState.SUCCEEDED, JobState.FAILED, JobState.ERROR, JobState.STOPPED, JobState.EXPIRED}
+)
+LIVE_STATES = frozenset(
+    {JobState.PREFLIGHT, JobState.STARTING, JobState.RUNNING, JobState.STOPPING}
+)
+
+
+class Job(TeamOwned):
+    """One thing that a person asked a host to run."""
+
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    name = models.CharField(max_length=120)
+    kind = models.CharField(max_length=24)  # the spec's kind: train, quantize, benchmark
+    model_name = models.CharField(max_length=120, blank=True)
+    spec = models.JSONField()  # runners.jobspec.JobSpec
+    plan = models.ForeignKey(
+        Plan, null=True, blank=True, on_delete=models.SET_NULL, related_name="jobs"
+    )
+    estimate = models.JSONField(default=dict, blank=True)  # planner Estimate of this job
+    prediction = models.JSONField(default=dict, blank=True)
+    host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="jobs")
+    state = models.CharField(max_length=16, choices=JobState, default=JobState.DRAFT)
+    reason = models.CharField(max_length=40, blank=True)
+    current_attempt = models.ForeignKey(
+        "Attempt", null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    idempotency_key = models.CharField(max_length=64, null=True, blank=True, unique=True)
+    max_duration_seconds = models.FloatField(null=True, blank=True)
+    progress_done = models.FloatField(null=True, blank=True)
+    progress_total = models.FloatField(null=True, blank=True)
+    progress_unit = models.CharField(max_length=24, blank=True)
+    eta_seconds = models.FloatField(null=True, blank=True)
+    phase = models.CharField(max_length=80, blank=True)
+    result = models.JSONField(default=dict, blank=True)  # runners.messages.ResultBody
+    created_at = models.DateTimeField(auto_now_add=True)
+    queued_at = models.DateTimeField(null=True, blank=True)
+    started_at = models.DateTimeField(null=True, blank=True)
+    ended_at = models.DateTimeField(null=True, blank=True)
+    deleted_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["-created_at"]
+        indexes = [
+            models.Index(fields=["team", "-created_at"]),
+            models.Index(fields=["state", "host"]),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Attempt(UlidModel):
+    """One try of a job on one host; ``fence`` is what a host must show to act for it."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="attempts")
+    number = models.PositiveIntegerField()
+    host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="attempts")
+    fence = models.CharField(max_length=32)
+    claim_id = models.CharField(max_length=64, blank=True)
+    claimed_at = models.DateTimeField(null=True, blank=True)
+    boot_id = models.CharField(max_length=64, blank=True)
+    acked_seq = models.PositiveBigIntegerField(default=0)
+    dropped_duplicates = models.PositiveBigIntegerField(default=0)
+    refused_gaps = models.PositiveBigIntegerField(default=0)
+    stop_reason = models.CharField(max_length=40, blank=True)  # set: the host is told to stop it
+    stop_requested_at = models.DateTimeField(null=True, blank=True)
+    exit_record = models.JSONField(default=dict, blank=True)  # runners.messages.ExitRecord
+    facts = models.JSONField(default=dict, blank=True)  # the host as it was at the claim
+    created_at = models.DateTimeField(auto_now_add=True)
+    started_at = models.DateTimeField(null=True, blank=True)
+    ended_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["number"]
+        constraints = [models.UniqueConstraint(fields=["job", "number"], name="attempt_number")]
+
+    def __str__(self) -> str:
+        return f"attempt {self.number} of {self.job_id}"
+
+
+class AttemptEvent(models.Model):
+    """One stored event of an attempt; metric points go to the metric store instead."""
+
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="events")
+    seq = models.PositiveBigIntegerField()
+    t_ms = models.BigIntegerField()
+    received_at = models.DateTimeField(auto_now_add=True)
+    kind = models.CharField(max_length=16)
+    body = models.JSONField()
+
+    class Meta:
+        ordering = ["seq"]
+        constraints = [models.UniqueConstraint(fields=["attempt", "seq"], name="one_seq")]
+        indexes = [models.Index(fields=["attempt", "kind", "seq"])]
+
+    def __str__(self) -> str:
+        return f"{self.attempt_id} #{self.seq} {self.kind}"
+
+
+class Event(models.Model):
+    """What happened, who did it and why: the outbox that pages, audit and webhooks read."""
+
+    at = models.DateTimeField(db_index=True)
+    team_id = models.CharField(max_length=26, db_index=True)
+    kind = models.CharField(max_length=40)  # "job.state", "host.state", "host.enrolled", ...
+    subject = models.CharField(max_length=26, db_index=True)  # id of the job or host
+    attempt_id = models.CharField(max_length=26, blank=True)
+    from_state = models.CharField(max_length=24, blank=True)
+    to_state = models.CharField(max_length=24, blank=True)
+    reason = models.CharField(max_length=40, blank=True)
+    actor = models.CharField(max_length=80)  # a user name, "host:<slug>" or "system:<part>"
+    detail = models.JSONField(default=dict, blank=True)
+
+    class Meta:
+        ordering = ["id"]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.subject} {self.to_state}"
+
+
+class Command(UlidModel):
+    """A doorbell to ring at a host; rung again until a beat, claim or event proves it heard."""
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="commands")
+    kind = models.CharField(max_length=16)  # start, stop, ping
+    attempt = models.ForeignKey(Attempt, null=True, on_delete=models.CASCADE, related_name="+")
+    state = models.CharField(
+        max_length=8,
+        choices=[("new", "New"), ("sent", "Sent"), ("acked", "Acked"), ("dead", "Dead")],
+        default="new",
+    )
+    tries = models.PositiveIntegerField(default=0)
+    next_at = models.DateTimeField()
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        indexes = [models.Index(fields=["state", "next_at"])]
+
+    def __str__(self) -> str:
+        return f"{self.kind} to {self.host_id}"
+
+
+class Artefact(UlidModel):
+    """A folder or file that an attempt made; complete when every byte arrived with its digest."""
+
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="artefacts")
+    name = models.CharField(max_length=80)
+    kind = models.CharField(max_length=16)  # model, report
+    total_bytes = models.PositiveBigIntegerField()
+    files = models.JSONField(default=dict)  # relative path -> bytes
+    sha256 = models.JSONField(default=dict)  # relative path -> hex digest
+    facts = models.JSONField(default=dict, blank=True)
+    is_complete = models.BooleanField(default=False)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["attempt", "name"], name="artefact_name")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Measurement(models.Model):
+    """One measured figure beside its prediction: what calibrates the planner for a host."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="measurements")
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="measurements")
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="measurements")
+    metric = models.CharField(max_length=60)
+    unit = models.CharField(max_length=24)
+    predicted = models.FloatField()
+    predicted_low = models.FloatField(null=True)
+    predicted_high = models.FloatField(null=True)
+    measured = models.FloatField()
+    ratio = models.FloatField()  # measured / predicted
+    is_excluded = models.BooleanField(default=False)
+    measured_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["id"]
+        constraints = [
+            models.UniqueConstraint(fields=["attempt", "metric"], name="one_measurement")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.metric} {self.ratio:.2f}"

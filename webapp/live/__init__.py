@@ -1,0 +1,1 @@
+"""The live relay: server-sent events outside Django."""

@@ -1,0 +1,1 @@
+"""The metric store: journal, sealed chunks, roll-ups."""

@@ -1,0 +1,60 @@
+"""The metric store: a journal of what hosts shipped, and sealed chunks with their roll-ups.
+
+The tables live in their own SQLite file (database alias ``metrics``) so that the ingest
+writer never waits for a web transaction; on PostgreSQL they share the one database. There
+is therefore no foreign key to the attempt, only its id.
+"""
+
+from django.db import models
+
+
+class MetricSource(models.Model):
+    """How far one source of one attempt is stored and sealed."""
+
+    attempt_id = models.CharField(max_length=26)
+    source = models.CharField(max_length=40)
+    metrics = models.JSONField(default=list)  # names seen, in order
+    sealed_through_seq = models.PositiveBigIntegerField(default=0)
+    clock_offset_ms = models.IntegerField(default=0)
+    last_received_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["attempt_id", "source"], name="one_source")]
+
+    def __str__(self) -> str:
+        return f"{self.attempt_id}/{self.source}"
+
+
+class MetricBatch(models.Model):
+    """Journal row: exactly what a host shipped; a redelivered batch conflicts and is ignored."""
+
+    pk = models.CompositePrimaryKey("attempt_id", "source", "seq")
+    attempt_id = models.CharField(max_length=26)
+    source = models.CharField(max_length=40)
+    seq = models.PositiveBigIntegerField()  # of the batch's first point
+    t0_ms = models.BigIntegerField()
+    t1_ms = models.BigIntegerField()
+    n = models.PositiveIntegerField()
+    received_at = models.DateTimeField()
+    body = models.BinaryField()
+
+    def __str__(self) -> str:
+        return f"{self.attempt_id}/{self.source} from {self.seq}"
+
+
+class MetricChunk(models.Model):
+    """Sealed history of one metric; ``step_ms`` 0 is raw, 15 000 and 300 000 are roll-ups."""
+
+    pk = models.CompositePrimaryKey("attempt_id", "source", "metric", "step_ms", "t0_ms", "gen")
+    attempt_id = models.CharField(max_length=26)
+    source = models.CharField(max_length=40)
+    metric = models.CharField(max_length=60)
+    step_ms = models.PositiveIntegerField()
+    t0_ms = models.BigIntegerField()
+    gen = models.PositiveIntegerField(default=0)  # a late chunk over a range already sealed
+    t1_ms = models.BigIntegerField()
+    n = models.PositiveIntegerField()
+    body = models.BinaryField()
+
+    def __str__(self) -> str:
+        return f"{self.attempt_id}/{self.source}/{self.metric}"

@@ -1,0 +1,1 @@
+"""Models a team brought or made: configs, folders, artefacts of jobs."""

@@ -1,0 +1,1 @@
+"""Saved plans and the wizard drafts they grow from."""

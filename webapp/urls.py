@@ -1,0 +1,16 @@
+"""Every address of the product; each app lists its own."""
+
+from django.contrib import admin
+from django.urls import include, path
+
+urlpatterns = [
+    path("admin/", admin.site.urls),
+    path("", include("webapp.accounts.urls")),
+    path("", include("webapp.wizard.urls")),
+    path("", include("webapp.plans.urls")),
+    path("", include("webapp.modelhub.urls")),
+    path("", include("webapp.jobs.urls")),
+    path("", include("webapp.hosts.urls")),
+    path("", include("webapp.docs.urls")),
+    path("", include("webapp.api.urls")),
+]

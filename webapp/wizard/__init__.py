@@ -1,0 +1,1 @@
+"""The plan wizard: steps, drafts, the live verdict."""
