@@ -84,12 +84,14 @@ class EnrollRequest(Message):
 
     token: str
     protocol_version: int = PROTOCOL_VERSION
+    name: str | None = None  # what the operator calls the host; None: its hostname
+    host_id: str | None = None  # set by a host that enrols again: its credential is rotated
     facts: HostFacts
     sent_at_ms: int
 
 
 class EnrollReply(Message):
-    """Who the host is from now on. ``credential`` authorises HTTP, ``command_key`` signs doorbells."""
+    """Who the host is from now on: ``credential`` for HTTP, ``command_key`` for doorbells."""
 
     host_id: str
     name: str
@@ -138,6 +140,7 @@ class Beat(Message):
     disk_free_bytes: NonNegativeInt
     gpus: tuple[GpuLoad, ...] = ()
     attempts: tuple[AttemptStatus, ...] = ()
+    problems: tuple[str, ...] = ()  # sentences for the host's page: a damaged folder, a full disk
     facts: HostFacts | None = None  # at agent start
     microbench: Microbench | None = None  # once after it ran
     is_agent_start: bool = False
@@ -247,7 +250,8 @@ class MetricPoint(Message):
     """Named values at one instant from one source of the attempt.
 
     Names: loss, tokens_per_second, step_seconds, learning_rate, grad_norm (source "job");
-    rss_bytes, cpu_utilization, gpu<i>_memory_bytes, gpu<i>_utilization (source "host").
+    rss_bytes (sum over the attempt's processes), cpu_utilization (cores busy: 1.0 is one core
+    full), gpu<i>_memory_bytes, gpu<i>_utilization (source "host").
     """
 
     source: str
@@ -314,6 +318,12 @@ class EventBatch(Message):
     attempt_id: str
     fence: str
     events: tuple[RunEvent, ...] = Field(max_length=MAX_BATCH_EVENTS)
+
+
+class UploadState(Message):
+    """How much of one artefact file the server holds: where the next part starts."""
+
+    received_bytes: NonNegativeInt
 
 
 class EventAck(Message):

@@ -8,7 +8,7 @@ class Reason(StrEnum):
 
     OK = "ok"
 
-    # failed: the workload's fault
+    # The workload's fault: the class is ``failed``.
     OOM_GPU = "oom_gpu"
     OOM_HOST = "oom_host"
     NCCL_TIMEOUT = "nccl_timeout"
@@ -17,7 +17,7 @@ class Reason(StrEnum):
     MAX_DURATION = "max_duration"
     MODEL_OR_DATA_MISSING = "model_or_data_missing"
 
-    # error: ours
+    # Ours to answer for: the class is ``error``.
     PREFLIGHT_FAILED = "preflight_failed"
     ENGINE_START_FAILED = "engine_start_failed"
     START_TIMEOUT = "start_timeout"
@@ -30,14 +30,14 @@ class Reason(StrEnum):
     VERSION_INCOMPATIBLE = "version_incompatible"
     INTERNAL = "internal"
 
-    # stopped: a person or a rule asked for it
+    # A person or a rule asked for it: the class is ``stopped``.
     STOPPED_BY_USER = "stopped_by_user"
     STOPPED_BY_OPERATOR = "stopped_by_operator"
     QUOTA = "quota"
     SUPERSEDED = "superseded"
     LOST_AND_ABANDONED_BY_USER = "lost_and_abandoned_by_user"
 
-    # expired: it never had its turn
+    # It never had its turn: the class is ``expired``.
     QUEUE_TIMEOUT = "queue_timeout"
 
 

@@ -1,0 +1,123 @@
+"""Signed doorbells: what the server puts into a host's queue and how the host checks it.
+
+Whoever can write a host's queue can delay or drop a doorbell, never forge, replay or aim
+it at another host. The task's two arguments are ``SignedDoorbell.body`` and ``.mac``.
+"""
+
+import hashlib
+import hmac
+import json
+import secrets
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from runners.messages import Doorbell
+
+VERSION = 1
+MAX_BODY_BYTES = 64 * 1024
+LIFETIME_SECONDS = 300
+SKEW_SECONDS = 30
+
+
+class SignatureRefusedError(Exception):
+    """A doorbell that must not be obeyed; ``code`` names the check that failed."""
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code = code
+
+
+class SignedDoorbell(NamedTuple):
+    """Canonical JSON and the hexadecimal HMAC-SHA256 over its exact bytes."""
+
+    body: str
+    mac: str
+
+
+class _Envelope(BaseModel):
+    """The signed body: what is asked (``cmd``), of whom, when, and how long it holds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    v: int
+    kid: str
+    host: str
+    cmd: Doorbell
+    nonce: str
+    iat: float
+    exp: float
+    seq: int
+
+
+def key_id(key: str) -> str:
+    """Return the public name of a command key: it tells two keys apart, and reveals neither."""
+    return hashlib.sha256(key.encode()).hexdigest()[:8]
+
+
+def sign(
+    doorbell: Doorbell, *, host_id: str, key: str, now: float, seq: int = 0
+) -> SignedDoorbell:
+    """Return the doorbell signed for one host; ``now`` is in seconds since the Unix epoch."""
+    envelope = {
+        "v": VERSION,
+        "kid": key_id(key),
+        "host": host_id,
+        "cmd": doorbell.model_dump(mode="json"),
+        "nonce": secrets.token_hex(16),
+        "iat": now,
+        "exp": now + LIFETIME_SECONDS,
+        "seq": seq,
+    }
+    body = json.dumps(envelope, sort_keys=True, separators=(",", ":"))
+    return SignedDoorbell(body, _mac(body, key))
+
+
+def verify(
+    signed: SignedDoorbell,
+    *,
+    host_id: str,
+    key: str,
+    now: float,
+    is_new_nonce: Callable[[str, float], bool],
+) -> Doorbell:
+    """Return the doorbell, once it has passed every check in this order.
+
+    Size, MAC, form, host, expiry, issue time, nonce. ``is_new_nonce`` is given the nonce and
+    when it may be forgotten, and says whether it saw the nonce for the first time.
+
+    Raises:
+        SignatureRefusedError: with the code ``too_large``, ``bad_mac``, ``malformed``,
+            ``other_host``, ``expired``, ``from_the_future`` or ``replayed``.
+    """
+    if len(signed.body.encode()) > MAX_BODY_BYTES:
+        raise SignatureRefusedError("too_large", f"the body exceeds {MAX_BODY_BYTES} bytes")
+    if not hmac.compare_digest(_mac(signed.body, key).encode(), signed.mac.encode()):
+        raise SignatureRefusedError("bad_mac", "the signature does not match this host's key")
+    try:
+        envelope = _Envelope.model_validate_json(signed.body)
+    except ValidationError as error:
+        raise SignatureRefusedError("malformed", str(error)) from None
+    _check_aim(envelope, host_id, now)
+    if not is_new_nonce(envelope.nonce, envelope.exp + SKEW_SECONDS):
+        raise SignatureRefusedError("replayed", f"nonce {envelope.nonce} was used before")
+    return envelope.cmd
+
+
+def _check_aim(envelope: _Envelope, host_id: str, now: float) -> None:
+    if envelope.v != VERSION:
+        raise SignatureRefusedError("malformed", f"version {envelope.v}, expected {VERSION}")
+    if envelope.host != host_id:
+        raise SignatureRefusedError("other_host", f"signed for host {envelope.host}")
+    if now > envelope.exp + SKEW_SECONDS:
+        raise SignatureRefusedError("expired", f"{now - envelope.exp:.0f} s past its end")
+    if now < envelope.iat - SKEW_SECONDS:
+        raise SignatureRefusedError(
+            "from_the_future",
+            f"issued {envelope.iat - now:.0f} s ahead of this clock; compare the clocks",
+        )
+
+
+def _mac(body: str, key: str) -> str:
+    return hmac.new(key.encode(), body.encode(), hashlib.sha256).hexdigest()
