@@ -1,0 +1,181 @@
+"""Make ``.venv`` with the pinned packages, or check the environment that the user brought.
+
+A warm start costs one digest: the stamp in ``.venv`` holds the digest of the wanted packages,
+and pip runs only when it differs.
+"""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from webapp.boot import say
+from webapp.boot.pip import install
+
+ROOT = Path(__file__).resolve().parents[2]
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+STAMP = VENV / "slipway-stamp.json"
+CONSTRAINTS = ROOT / "constraints.txt"
+RUN_EXTRAS = ("web", "worker", "gpu", "broker")
+NEEDED_BYTES = 4_000_000_000  # CPU build of torch: 1.3 GB unpacked, as much again while it arrives
+
+
+def ensure(arguments: list[str], *, with_tests: bool) -> None:
+    """Return inside an environment that has the packages; restart in ``.venv`` if needed."""
+    if os.name == "nt":
+        raise say.Problem(
+            "Slipway's processes need a POSIX system, and this is Windows.",
+            "Run it inside WSL 2: https://learn.microsoft.com/windows/wsl/install.",
+        )
+    wanted = requirements(with_tests=with_tests)
+    own = users_own()
+    if own is not None:
+        _check_users_own(own, wanted)
+        return
+    kind = "test" if with_tests else "run"
+    if _stamp().get(kind) != digest(wanted):
+        with _alone():
+            if _stamp().get(kind) != digest(wanted):
+                _build(wanted, kind)
+    if Path(sys.prefix).resolve() != VENV.resolve():
+        enter(arguments)
+
+
+def enter(arguments: list[str]) -> None:
+    """Replace this process by the same command under ``.venv``'s Python."""
+    sys.stdout.flush()
+    os.execv(PYTHON, [str(PYTHON), str(ROOT / "manage.py"), *arguments])  # noqa: S606 -- no shell
+
+
+def users_own() -> str | None:
+    """Return the path of an environment of the user's own making, if this Python is one."""
+    prefix = Path(sys.prefix).resolve()
+    if prefix == VENV.resolve():
+        return None
+    conda = os.environ.get("CONDA_PREFIX")
+    in_conda = conda is not None and Path(conda).resolve() == prefix
+    if in_conda and os.environ.get("CONDA_DEFAULT_ENV") != "base":
+        return str(prefix)
+    return str(prefix) if sys.prefix != sys.base_prefix else None
+
+
+def requirements(*, with_tests: bool) -> list[str]:
+    """Return the packages that ``up`` (and the tests) need, as pyproject.toml states them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    wanted = list(project["project"]["dependencies"])
+    for extra in RUN_EXTRAS:
+        wanted += project["project"]["optional-dependencies"][extra]
+    if with_tests:
+        wanted += project["dependency-groups"]["dev"]
+    return list(dict.fromkeys(wanted))
+
+
+def digest(wanted: list[str]) -> str:
+    """Return what an environment with these packages is stamped with."""
+    content = json.dumps([wanted, CONSTRAINTS.read_text("utf-8"), sys.version_info[:2]])
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def missing(wanted: list[str]) -> list[str]:
+    """Return the wanted packages that this Python does not have."""
+    return [
+        need for need in wanted if not _is_installed(re.split(r"[^\w.-]", need, maxsplit=1)[0])
+    ]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _check_users_own(prefix: str, wanted: list[str]) -> None:
+    """Refuse an environment that lacks packages, with the line that installs them."""
+    lacking = missing(wanted)
+    if lacking:
+        quoted = " ".join(f'"{need}"' for need in lacking)
+        raise say.Problem(
+            f"Your own environment {prefix} lacks {len(lacking)} packages.",
+            f"Install them with: python -m pip install -c constraints.txt {quoted}\n"
+            "Or leave that environment and start again: a .venv is then made for you.",
+        )
+
+
+def _stamp() -> dict[str, str]:
+    try:
+        return dict(json.loads(STAMP.read_text("utf-8")))
+    except (OSError, ValueError):
+        return {}
+
+
+def _build(wanted: list[str], kind: str) -> None:
+    """Create ``.venv`` if it is not there, install into it, and stamp it."""
+    _check_disk()
+    if not PYTHON.exists():
+        with say.step("Making .venv"):
+            _create()
+    with say.step(f"Installing {len(wanted)} packages and what they need into .venv"):
+        install(PYTHON, wanted, CONSTRAINTS, log=VENV / "slipway-install.log")
+    done = _stamp() | {kind: digest(wanted)}
+    if kind == "test":  # the test set holds everything that `up` needs
+        done["run"] = digest(requirements(with_tests=False))
+    _packages_folder().joinpath("slipway.pth").write_text(f"{ROOT}\n", "utf-8")
+    STAMP.write_text(json.dumps(done), "utf-8")
+
+
+def _packages_folder() -> Path:
+    """Return where ``.venv`` keeps its packages; a .pth there makes this folder importable."""
+    return next(VENV.glob("lib/python*/site-packages"))
+
+
+def _check_disk() -> None:
+    free = shutil.disk_usage(ROOT).free
+    if free < NEEDED_BYTES:
+        raise say.Problem(
+            f"The environment needs about {NEEDED_BYTES / 1e9:.0f} GB, but {ROOT} has "
+            f"{free / 1e9:.1f} GB free.",
+            "Free some space, or move this folder to a larger disk.",
+        )
+
+
+def _create() -> None:
+    """Make an empty virtual environment with pip in it."""
+    if importlib.util.find_spec("ensurepip") is None or importlib.util.find_spec("venv") is None:
+        version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        raise say.Problem(
+            f"This Python ({sys.executable}) cannot make virtual environments.",
+            f"On Debian and Ubuntu: sudo apt install python{version}-venv.",
+        )
+    command = [sys.executable, "-m", "venv", "--clear", str(VENV)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        words = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
+        raise say.Problem(
+            f"Python could not make {VENV}: {words[-1]}", "Check its owner and mode."
+        )
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Hold the environment's lock, so that two first starts do not install over each other."""
+    import fcntl  # absent on Windows, where the sentence above has to come first
+
+    with CONSTRAINTS.open("rb") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            with say.step("Waiting for another manage.py that is making the environment"):
+                fcntl.flock(held, fcntl.LOCK_EX)
+        yield

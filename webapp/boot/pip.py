@@ -1,0 +1,127 @@
+"""Run pip so that a person can follow it, and turn its failures into one sentence."""
+
+import os
+import re
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from webapp.boot import say
+
+REPORT_EVERY_S = 5.0
+
+
+class Cause(NamedTuple):
+    """Words of pip, what they mean, and what to do about it."""
+
+    pattern: str
+    fact: str
+    way_out: str
+
+
+CAUSES = [  # the first match counts
+    Cause(
+        pattern=r"No space left on device|Errno 28",
+        fact="The disk became full while packages were installed.",
+        way_out="Free about 4 GB and start again; what has arrived is reused.",
+    ),
+    Cause(
+        pattern=r"(gcc|cc|g\+\+|clang)['\"]? failed|unable to execute|Microsoft Visual C\+\+"
+        r"|[Cc]ompiler .*not found|Failed to build|Failed building wheel",
+        fact="A package has no ready-made build for this system, and none can be compiled here.",
+        way_out="Install a C compiler and Python's headers (Debian: sudo apt install "
+        "build-essential python3-dev), or use Python 3.11 to 3.13 on Linux or macOS.",
+    ),
+    Cause(
+        pattern=r"name resolution|Failed to establish a new connection|Network is unreachable"
+        r"|getaddrinfo failed|Connection refused|ReadTimeout|ProxyError|SSLError",
+        fact="The package index cannot be reached.",
+        way_out="Check the network, or set PIP_INDEX_URL or PIP_FIND_LINKS to a mirror; "
+        "then start again.",
+    ),
+    Cause(
+        pattern=r"No matching distribution found|ResolutionImpossible|Could not find a version",
+        fact="The package index does not offer a pinned version for this Python and system.",
+        way_out="Use Python 3.11 to 3.13 on Linux (glibc) or macOS.",
+    ),
+]
+
+
+def install(python: Path, wanted: list[str], constraints: Path, *, log: Path) -> None:
+    """Install ``wanted`` under the pins, telling every few seconds how far it is."""
+    command = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+    command += ["--no-compile", "--prefer-binary", "--progress-bar", "off"]
+    command += ["-c", str(constraints), *wanted]
+    progress = _Progress()
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with log.open("w", encoding="utf-8") as record:
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            text=True,
+        )
+        reader = threading.Thread(
+            target=_read, args=(process.stdout, record, progress), daemon=True
+        )
+        reader.start()
+        try:
+            while not _ended(process):
+                say.line(f"      {progress}")
+        except BaseException:
+            process.terminate()
+            raise
+        reader.join()
+    if process.returncode != 0:
+        raise explain(log.read_text("utf-8"), log)
+
+
+def explain(output: str, log: Path) -> say.Problem:
+    """Return the one sentence for a failed installation."""
+    for cause in CAUSES:
+        if re.search(cause.pattern, output):
+            return say.Problem(cause.fact, f"{cause.way_out} (pip's own words: {log})")
+    errors = [line for line in output.splitlines() if line.startswith("ERROR")]
+    detail = errors[0] if errors else "pip failed."
+    return say.Problem(f"The packages could not be installed. {detail}", f"Read {log}.")
+
+
+class _Progress:
+    """What pip is doing, read from its output."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.num_found = 0
+        self.doing = "asking the package index"
+
+    def read(self, line: str) -> None:
+        """Take one line of pip's output."""
+        if line.startswith("Collecting "):
+            self.num_found += 1
+        if found := re.match(r"\s*(?:Downloading|Using cached|Processing) (\S+)(.*)", line):
+            name = found[1].rsplit("/", 1)[-1].split("-")[0]
+            self.doing = f"fetching {name}{found[2]}"
+        if line.startswith("Installing collected packages"):
+            self.doing = f"unpacking {line.count(',') + 1} packages"
+
+    def __str__(self) -> str:
+        return f"{time.monotonic() - self.started:4.0f} s · {self.num_found} seen · {self.doing}"
+
+
+def _read(lines: IO[str], record: IO[str], progress: _Progress) -> None:
+    for line in lines:
+        progress.read(line)
+        record.write(line)
+
+
+def _ended(process: subprocess.Popen[str]) -> bool:
+    """Wait one reporting interval; return whether pip has ended."""
+    try:
+        process.wait(timeout=REPORT_EVERY_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True

@@ -1,0 +1,81 @@
+"""``manage.py test``: every check of the house, then the whole test suite.
+
+With arguments the checks are left out and the arguments go to pytest unchanged, so that
+``manage.py test -m faults`` starts at once. pytest always comes last and has the last word on
+the screen; a failed check makes the exit status non-zero all the same.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from webapp.boot import environment, say
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = ["manage.py", "planner", "runners", "webapp", "tests"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check that has to be clean before a change may land."""
+
+    title: str
+    command: tuple[str, ...]
+
+
+CHECKS = (
+    Check("ruff check", ("ruff", "check", "--quiet", *CODE)),
+    Check("ruff format", ("ruff", "format", "--check", "--quiet", *CODE)),
+    Check("mypy --strict", ("mypy",)),
+    Check("import contracts", ("lint-imports",)),
+    Check("djlint", ("djlint", "templates", "--lint", "--quiet")),
+    Check("djlint format", ("djlint", "templates", "--check", "--quiet")),
+    Check("migrations", ("python", "manage.py", "makemigrations", "--check", "--dry-run")),
+)
+WHOLE_SUITE = ("-n", "2", "--dist", "loadgroup", "-q")
+
+
+def main(arguments: list[str]) -> int:
+    """Return 0 if every check and every test passed."""
+    environment.ensure(["test", *arguments], with_tests=True)
+    failed = [] if arguments else [check.title for check in CHECKS if not passes(check)]
+    if failed:
+        say.line(f"  ✗ Failed before the tests: {', '.join(failed)}. The tests run all the same.")
+    status = subprocess.run(
+        [sys.executable, "-m", "pytest", *(arguments or WHOLE_SUITE)],
+        cwd=ROOT,
+        env=quiet_environment(),
+        check=False,
+    ).returncode
+    return status or int(bool(failed))
+
+
+def passes(check: Check) -> bool:
+    """Run one check, print one line for success or its whole output, and say which it was."""
+    started = time.monotonic()
+    done = subprocess.run(
+        check.command,
+        cwd=ROOT,
+        env=quiet_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    seconds = time.monotonic() - started
+    say.line(f"  {'✗' if done.returncode else '✓'} {check.title} ({seconds:.1f} s)")
+    if done.returncode:
+        say.line(done.stdout)
+    return done.returncode == 0
+
+
+def quiet_environment() -> dict[str, str]:
+    """Return the environment of checks and tests: one torch thread, nothing of the user's data."""
+    own = {"SLIPWAY_DATA_DIR", "DATABASE_URL", "REDIS_URL"}
+    kept = {name: value for name, value in os.environ.items() if name not in own}
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return kept | {"OMP_NUM_THREADS": "1", "PATH": programs, "PYTHONUNBUFFERED": "1"}

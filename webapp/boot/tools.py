@@ -1,0 +1,14 @@
+"""Find the programs of the system that the product or its tests can use."""
+
+import os
+import shutil
+
+CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+def find_chromium() -> str | None:
+    """Return the path of a Chromium: the one that SLIPWAY_CHROMIUM names, or one on PATH."""
+    named = os.environ.get("SLIPWAY_CHROMIUM")
+    if named:
+        return shutil.which(named)
+    return next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
