@@ -1,0 +1,58 @@
+"""The hardware: one kind of device, how many, and how they are joined.
+
+Every rate is in bytes or FLOP per second and per direction; every peak is dense.
+"""
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from planner.specs.base import Dtype, Ratio, SparseSpec
+
+DeviceKind = Literal["gpu", "cpu", "uma", "accelerator"]
+
+
+class DeviceSpec(SparseSpec):
+    """One device. ``provenance`` says whether its rates are measured here or published.
+
+    Measured rates are what a microbenchmark reached; published ones are datasheet peaks, of which
+    an engine reaches a part. ``op_overhead_seconds`` is the cost of issuing one small operator.
+    """
+
+    id: str = "custom"
+    name: str | None = None
+    vendor: str | None = None
+    kind: DeviceKind = "gpu"
+    memory_bytes: PositiveInt
+    memory_bandwidth_bytes_per_second: PositiveFloat
+    peak_flops_per_second: dict[Dtype, PositiveFloat] = Field(min_length=1)
+    intra_node_bandwidth_bytes_per_second: PositiveFloat | None = None
+    host_to_device_bandwidth_bytes_per_second: PositiveFloat | None = None
+    link: str | None = None
+    tdp_watts: PositiveFloat | None = None
+    price_usd_per_hour: NonNegativeFloat | None = None
+    op_overhead_seconds: NonNegativeFloat | None = None
+    usable_memory_ratio: Ratio | None = None
+    provenance: Literal["measured", "published"] = "published"
+    source: str | None = None
+    as_of: str | None = None
+    aliases: tuple[str, ...] = ()
+    notes: str | None = None
+
+
+class ClusterSpec(SparseSpec):
+    """``nodes`` times ``devices_per_node`` of one device; what is given overrides the catalog."""
+
+    device: str | DeviceSpec
+    devices_per_node: PositiveInt = 1
+    nodes: PositiveInt = 1
+    intra_node_bandwidth_bytes_per_second: PositiveFloat | None = None
+    inter_node_bandwidth_bytes_per_second: PositiveFloat | None = None
+    host_memory_bytes: PositiveInt | None = None
+    host_to_device_bandwidth_bytes_per_second: PositiveFloat | None = None
+    disk_bandwidth_bytes_per_second: PositiveFloat | None = None
+
+    @property
+    def num_devices(self) -> int:
+        """Return how many devices there are in all."""
+        return self.devices_per_node * self.nodes

@@ -1,0 +1,120 @@
+"""The cost of one fixed strategy: the request and the answer."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from planner.specs.base import OperatorClass, SparseSpec
+from planner.specs.calibration import HostCalibration
+from planner.specs.cluster import ClusterSpec
+from planner.specs.model import ModelSpec
+from planner.specs.strategy import Strategy
+from planner.specs.workload import Workload
+
+Interval = tuple[float, float]
+ProvenanceKind = Literal["measured", "published", "modelled"]
+ErrorClass = Literal["calibrated on this host", "same family", "datasheet only"]
+
+
+class EstimateRequest(SparseSpec):
+    """One question: what does this strategy cost on this hardware?
+
+    ``model`` is a catalog id, a Hugging Face ``config.json`` or the fields of a ``ModelSpec``.
+    """
+
+    id: str | int | None = None
+    model: str | ModelSpec | dict[str, Any]
+    cluster: ClusterSpec
+    workload: Workload
+    strategy: Strategy = Strategy()
+    engine: str | None = None
+    host_calibration: HostCalibration | None = None
+
+
+class Input(SparseSpec):
+    """One value that went into an equation."""
+
+    symbol: str
+    name: str
+    value: float | int | str
+    unit: str = ""
+
+
+class Term(SparseSpec):
+    """One line of the explanation: an equation with its values, its result and its origin."""
+
+    group: str
+    key: str
+    name: str
+    equation: str
+    inputs: tuple[Input, ...] = ()
+    value: float
+    unit: str
+    operator_class: OperatorClass | None = None
+    provenance: ProvenanceKind = "modelled"
+    source: str = ""
+
+
+class MemoryAnswer(SparseSpec):
+    """What the fullest device holds at its peak, by tensor class."""
+
+    per_device_peak_bytes: int
+    capacity_bytes: int
+    breakdown_bytes: dict[str, int]
+    per_stage_peak_bytes: tuple[int, ...]
+    host_bytes: int | None = None
+    disk_bytes: int | None = None
+
+
+class Performance(SparseSpec):
+    """How fast; a figure that does not apply to the workload is absent."""
+
+    tokens_per_second: float | None = None
+    input_tokens_per_second: float | None = None
+    output_tokens_per_second: float | None = None
+    tokens_per_second_per_device: float | None = None
+    requests_per_second: float | None = None
+    ttft_seconds: float | None = None
+    tpot_seconds: float | None = None
+    latency_seconds: float | None = None
+    prefill_seconds: float | None = None
+    decode_step_seconds: float | None = None
+    step_seconds: float | None = None
+    duration_seconds: float | None = None
+    samples_per_second: float | None = None
+    model_flops_per_second_per_device: float | None = None
+    mfu: float | None = None
+    max_concurrency: int | None = None
+    bubble_ratio: float | None = None
+    communication_ratio: float | None = None
+
+
+class Quality(SparseSpec):
+    """How much worse the compressed model is; ``perplexity_ratio`` is low, middle, high."""
+
+    perplexity_ratio: tuple[float, float, float] | None = None
+    evidence: tuple[str, ...] = ()
+
+
+class Estimate(SparseSpec):
+    """The cost of one strategy, explained.
+
+    ``interval`` holds an 80 % interval per figure; ``terms`` is the record from which every
+    explanation, equation and test reads.
+    """
+
+    id: str | int | None = None
+    fits: bool
+    memory: MemoryAnswer
+    performance: Performance
+    interval: dict[str, Interval]
+    error_class: ErrorClass
+    bound_by: str
+    quality: Quality | None = None
+    energy_joules_per_token: float | None = None
+    cost_usd_per_million_tokens: float | None = None
+    strategy: Strategy
+    engine: str
+    warnings: tuple[str, ...] = ()
+    calibration: str
+    terms: tuple[Term, ...] = Field(default=(), repr=False)

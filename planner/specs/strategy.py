@@ -1,0 +1,68 @@
+"""How the work is laid out on the hardware; what is left out takes the engine's default."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from planner.specs.base import Dtype, Ratio, SparseSpec
+
+ZeroStage = Annotated[int, Field(ge=0, le=3)]
+PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
+
+
+class OffloadSpec(SparseSpec):
+    """Which share of each tensor class lives off the device."""
+
+    weights_cpu: Ratio = 0.0
+    weights_disk: Ratio = 0.0
+    kv_cpu: Ratio = 0.0
+    optimizer: Literal["none", "cpu", "nvme"] = "none"
+    activations_cpu: Ratio = 0.0
+
+
+class SpeculativeSpec(SparseSpec):
+    """A draft model proposes ``tokens`` tokens, the target accepts each with a probability."""
+
+    draft_model: str
+    tokens: PositiveInt = 4
+    acceptance_ratio: Ratio = 0.7
+
+
+class DisaggregatedSpec(SparseSpec):
+    """Prefill and decode on different devices."""
+
+    prefill_devices: PositiveInt
+    decode_devices: PositiveInt
+
+
+class Strategy(SparseSpec):
+    """One way to lay the work out; an estimate returns it with every gap filled."""
+
+    weight_dtype: Dtype | None = None
+    activation_dtype: Dtype | None = None
+    kv_cache_dtype: Dtype | None = None
+    compute_dtype: Dtype | None = None
+    quantization: str | None = None
+    group_size: PositiveInt | None = None
+    sparsity: Ratio | None = None
+    data_parallel_size: PositiveInt | None = None
+    tensor_parallel_size: PositiveInt | None = None
+    pipeline_parallel_size: PositiveInt | None = None
+    context_parallel_size: PositiveInt | None = None
+    expert_parallel_size: PositiveInt | None = None
+    attention_data_parallel_size: PositiveInt | None = None
+    sequence_parallel: bool | None = None
+    zero_stage: ZeroStage | None = None
+    pipeline_schedule: PipelineSchedule | None = None
+    virtual_pipeline_size: PositiveInt | None = None
+    micro_batch_size: PositiveInt | None = None
+    gradient_accumulation_steps: PositiveInt | None = None
+    activation_recomputation: Literal["none", "selective", "full"] | None = None
+    attention: Literal["eager", "flash"] | None = None
+    optimizer_dtype: Dtype | None = None
+    gradient_dtype: Dtype | None = None
+    offload: OffloadSpec | None = None
+    max_batch_tokens: NonNegativeInt | None = None
+    chunked_prefill: bool | None = None
+    speculative: SpeculativeSpec | None = None
+    disaggregated: DisaggregatedSpec | None = None

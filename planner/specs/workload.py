@@ -1,0 +1,70 @@
+"""What the hardware is asked to do: serve, generate offline, train or compress."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from planner.specs.base import SparseSpec
+
+TrainMethod = Literal["pretrain", "full", "lora", "qlora", "lomo", "adalomo", "qft", "alphatuning"]
+Optimizer = Literal["adamw", "adamw_8bit", "adafactor", "lion", "sgd", "lomo", "adalomo"]
+CompressMethod = Literal["int8_weight_only", "int4_weight_only", "nf4", "gptq", "awq", "sparsegpt"]
+
+
+class ServeWorkload(SparseSpec):
+    """Answer requests as they come: a closed loop, an open loop, or as many as memory allows."""
+
+    kind: Literal["serve"] = "serve"
+    input_tokens: PositiveInt
+    output_tokens: PositiveInt
+    concurrency: PositiveInt | None = None
+    request_rate_per_second: PositiveFloat | None = None
+    prefix_share_ratio: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    ttft_slo_seconds: PositiveFloat | None = None
+    tpot_slo_seconds: PositiveFloat | None = None
+
+    @model_validator(mode="after")
+    def _one_kind_of_arrival(self) -> Self:
+        if self.concurrency is not None and self.request_rate_per_second is not None:
+            raise ValueError(
+                "concurrency (closed loop) and request_rate_per_second (open loop) exclude each "
+                "other: give one, or neither to find the most that memory allows"
+            )
+        return self
+
+
+class GenerateWorkload(SparseSpec):
+    """Generate offline in one fixed batch."""
+
+    kind: Literal["generate"] = "generate"
+    batch_size: PositiveInt
+    input_tokens: PositiveInt
+    output_tokens: PositiveInt
+
+
+class TrainWorkload(SparseSpec):
+    """Train for ``tokens`` tokens, or cost one step when ``tokens`` is left out."""
+
+    kind: Literal["train"] = "train"
+    sequence_length: PositiveInt
+    global_batch_size: PositiveInt
+    method: TrainMethod = "full"
+    lora_rank: PositiveInt | None = None
+    optimizer: Optimizer | None = None
+    tokens: PositiveInt | None = None
+
+
+class CompressWorkload(SparseSpec):
+    """Make the weights smaller and write the result."""
+
+    kind: Literal["compress"] = "compress"
+    method: CompressMethod
+    bits: Annotated[int, Field(ge=1, le=16)] | None = None
+    group_size: PositiveInt | None = None
+    calibration_tokens: NonNegativeInt | None = None
+
+
+Workload = Annotated[
+    ServeWorkload | GenerateWorkload | TrainWorkload | CompressWorkload,
+    Field(discriminator="kind"),
+]
