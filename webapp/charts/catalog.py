@@ -1,0 +1,101 @@
+"""Which charts a job has: their titles, units and the metrics that they draw.
+
+A metric's name and its source are those of ``runners.messages.MetricPoint``; the name of the
+prediction that a chart carries is the planner's.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_GPU_MEMORY = re.compile(r"gpu(\d+)_memory_bytes")
+_GPU_BUSY = re.compile(r"gpu(\d+)_utilization")
+
+
+@dataclass(frozen=True)
+class ChartSpec:
+    """One chart: what it draws, and in which unit.
+
+    ``scale`` turns the metric's base unit into the axis unit; ``predicted`` names the figure of
+    the prediction that is drawn as a dashed line with its band, empty where there is none.
+    """
+
+    key: str
+    title: str
+    unit: str  # base unit of the metric, for words
+    axis: str  # unit on the axis
+    metric: str
+    source: str = "job"
+    scale: float = 1.0
+    predicted: str = ""
+    from_zero: bool = True
+    smooth: bool = False
+
+
+LOSS = ChartSpec(
+    "loss", "Training loss", "nats per token", "nats per token", "loss", from_zero=False
+)
+TOKENS = ChartSpec(
+    "tokens_per_second",
+    "Tokens per second",
+    "tokens/s",
+    "tokens/s",
+    "tokens_per_second",
+    predicted="tokens_per_second",
+)
+PREFILL = ChartSpec(
+    "prefill_tokens_per_second",
+    "Prefill speed",
+    "tokens/s",
+    "prompt tokens/s",
+    "prefill_tokens_per_second",
+    predicted="prefill_tokens_per_second",
+)
+DECODE = ChartSpec(
+    "decode_tokens_per_second",
+    "Decode speed",
+    "tokens/s",
+    "output tokens/s",
+    "decode_tokens_per_second",
+    predicted="decode_tokens_per_second",
+)
+MEMORY = ChartSpec(
+    "memory",
+    "Memory of the job",
+    "bytes",
+    "GiB",
+    "rss_bytes",
+    source="host",
+    scale=2.0**-30,
+    predicted="peak_memory_bytes",
+)
+PROCESSOR = ChartSpec("cpu", "Processor", "cores", "cores busy", "cpu_utilization", source="host")
+
+BY_KIND: dict[str, tuple[ChartSpec, ...]] = {
+    "train": (LOSS, TOKENS, MEMORY, PROCESSOR),
+    "benchmark": (PREFILL, DECODE, MEMORY, PROCESSOR),
+    "quantize": (MEMORY, PROCESSOR),
+}
+OPTIONAL = (LOSS, TOKENS, PREFILL, DECODE)
+
+
+def _gpu_charts(metrics: Iterable[str]) -> list[ChartSpec]:
+    """Return a memory and a utilisation chart for each GPU that reported."""
+    charts = []
+    for metric in sorted(metrics):
+        if found := _GPU_MEMORY.fullmatch(metric):
+            title = f"GPU {found[1]} memory"
+            charts.append(ChartSpec(metric, title, "bytes", "GiB", metric, "host", 2.0**-30))
+        elif found := _GPU_BUSY.fullmatch(metric):
+            charts.append(
+                ChartSpec(metric, f"GPU {found[1]} busy", "ratio", "%", metric, "host", 100.0)
+            )
+    return charts
+
+
+def charts_for(kind: str, metrics: Iterable[str] = ()) -> list[ChartSpec]:
+    """Return the charts of a job kind, with those that its reported metrics add."""
+    seen = set(metrics)
+    charts = list(BY_KIND.get(kind, (MEMORY, PROCESSOR)))
+    extra = [chart for chart in OPTIONAL if chart.metric in seen and chart not in charts]
+    return extra + charts + _gpu_charts(seen)

@@ -1,0 +1,204 @@
+"""Plotly figures as plain dictionaries, all drawn through one template of design tokens.
+
+Colours are written as ``var(--token)``; the browser puts the theme's own value in, so that one
+figure serves light and dark. Time is milliseconds since the attempt began, on a date axis.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from webapp.charts.catalog import ChartSpec
+from webapp.charts.quantities import quantity
+
+Figure = dict[str, Any]
+MAX_POINTS = 500
+CLOCK = [
+    {"dtickrange": [None, 3_600_000], "value": "%-M:%S"},
+    {"dtickrange": [3_600_000, None], "value": "%-H:%M h"},
+]
+
+
+@dataclass(frozen=True)
+class Series:
+    """The measured values of one metric: instants in ms since the epoch, values in base units."""
+
+    metric: str
+    t_ms: tuple[int, ...] = ()
+    values: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the plan says: the value and the ends of its 80 % interval, in base units."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+def template() -> Figure:
+    """Return the layout that every chart shares: tokens for fonts, inks and the hairline grid."""
+    axis = {
+        "gridcolor": "var(--line)",
+        "zeroline": False,
+        "linecolor": "var(--line)",
+        "tickfont": {"color": "var(--ink-3)", "size": 11},
+        "fixedrange": True,
+        "automargin": False,
+    }
+    return {
+        "font": {"family": "Inter Variable, system-ui, sans-serif", "color": "var(--ink-3)"},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "margin": {"l": 48, "r": 10, "t": 8, "b": 26},
+        "showlegend": False,
+        "hovermode": "x unified",
+        "hoverlabel": {
+            "bgcolor": "var(--raised)",
+            "bordercolor": "var(--line-strong)",
+            "font": {"color": "var(--ink)", "size": 12},
+        },
+        "dragmode": False,
+        "xaxis": {
+            **axis,
+            "type": "date",
+            "showgrid": False,
+            "tickformatstops": CLOCK,
+            "hoverformat": "%-H:%M:%S",
+            "nticks": 5,
+        },
+        "yaxis": {**axis, "nticks": 5, "tickformat": ",~r", "separatethousands": True},
+    }
+
+
+def thin(series: Series, limit: int = MAX_POINTS) -> Series:
+    """Return at most ``limit`` points; of each stretch that is dropped its extremes stay."""
+    n = len(series.t_ms)
+    if n <= limit:
+        return series
+    buckets = limit // 2
+    keep: set[int] = {0, n - 1}
+    for bucket in range(buckets):
+        stretch = range(bucket * n // buckets, (bucket + 1) * n // buckets)
+        keep.add(min(stretch, key=series.values.__getitem__))
+        keep.add(max(stretch, key=series.values.__getitem__))
+    chosen = sorted(keep)[:limit]
+    return Series(
+        series.metric,
+        tuple(series.t_ms[i] for i in chosen),
+        tuple(series.values[i] for i in chosen),
+    )
+
+
+def _measured(chart: ChartSpec, series: Series, start_ms: int) -> Figure:
+    """Return the solid line of what was measured."""
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "measured",
+        "x": [t - start_ms for t in series.t_ms],
+        "y": [value * chart.scale for value in series.values],
+        "line": {"color": "var(--measured)", "width": 1.75},
+        "hovertemplate": f"%{{y:,.4~r}} {chart.axis}<extra>measured</extra>",
+        "meta": {"source": chart.source, "metric": chart.metric, "scale": chart.scale},
+    }
+
+
+def _predicted(chart: ChartSpec, prediction: Prediction, end_ms: float) -> list[Figure]:
+    """Return the band of the 80 % interval and the dashed line of the prediction."""
+    value = prediction.value * chart.scale
+    line = {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "predicted",
+        "x": [0, end_ms],
+        "y": [value, value],
+        "line": {"color": "var(--predicted)", "width": 1.5, "dash": "6px,4px"},
+        "hovertemplate": f"%{{y:,.4~r}} {chart.axis}<extra>predicted</extra>",
+        "meta": {"spans": "x"},
+    }
+    if prediction.low is None or prediction.high is None:
+        return [line]
+    low, high = prediction.low * chart.scale, prediction.high * chart.scale
+    band = {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "80 % interval",
+        "x": [0, end_ms, end_ms, 0],
+        "y": [low, low, high, high],
+        "fill": "toself",
+        "fillcolor": "var(--band)",
+        "line": {"width": 0},
+        "hoverinfo": "skip",
+        "meta": {"spans": "x"},
+    }
+    return [band, line]
+
+
+def figure(
+    chart: ChartSpec,
+    series: Series,
+    *,
+    start_ms: int,
+    end_ms: int,
+    prediction: Prediction | None = None,
+) -> Figure:
+    """Return one chart as Plotly's ``data`` and ``layout``.
+
+    ``end_ms`` is where the time axis ends: the end of the job, or when it is expected.
+    """
+    thinned = thin(series)
+    last = max((t - start_ms for t in thinned.t_ms), default=0)
+    length = max(end_ms - start_ms, last, 1000)
+    data = [] if prediction is None else _predicted(chart, prediction, length)
+    data.append(_measured(chart, thinned, start_ms))
+    layout = template()
+    layout["xaxis"]["range"] = [0, length]
+    if chart.from_zero:
+        tops = [y for trace in data for y in trace["y"]]
+        layout["yaxis"]["range"] = [0, max(tops, default=1.0) * 1.08 or 1.0]
+    layout["uirevision"] = chart.key
+    layout["meta"] = {"start_ms": start_ms, "from_zero": chart.from_zero}
+    return {"data": data, "layout": layout}
+
+
+def verdict(chart: ChartSpec, series: Series, prediction: Prediction | None) -> str:
+    """Return the chart in one sentence, for those who cannot see it and those in a hurry."""
+    if not series.values:
+        if prediction is None:
+            return "No points yet."
+        return f"No points yet; predicted {quantity(prediction.value, chart.unit)}."
+    now = f"{quantity(series.values[-1], chart.unit)} at the last point"
+    if prediction is None or prediction.value <= 0:
+        low, high = (quantity(f(series.values), chart.unit) for f in (min, max))
+        return f"{now}, between {low} and {high} so far."
+    compared = max(series.values) if chart.metric == "rss_bytes" else _middle(series.values)
+    word = "Peak" if chart.metric == "rss_bytes" else "Median"
+    return (
+        f"{word} {quantity(compared, chart.unit)}, {_beside(compared / prediction.value)} the "
+        f"predicted {quantity(prediction.value, chart.unit)}{_place(compared, prediction)}."
+    )
+
+
+def _beside(ratio: float) -> str:
+    """Return how far a measured figure lies from a predicted one, in whole percent."""
+    percent = round(abs(ratio - 1) * 100)
+    if percent == 0:
+        return "equal to"
+    return f"{percent} % {'above' if ratio > 1 else 'below'}"
+
+
+def _middle(values: tuple[float, ...]) -> float:
+    """Return the median."""
+    return sorted(values)[len(values) // 2]
+
+
+def _place(value: float, prediction: Prediction) -> str:
+    """Say on which side of the 80 % interval a value lies."""
+    if prediction.low is None or prediction.high is None:
+        return ""
+    if value < prediction.low:
+        return ", below the 80 % interval"
+    if value > prediction.high:
+        return ", above the 80 % interval"
+    return ", inside the 80 % interval"

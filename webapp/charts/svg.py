@@ -1,0 +1,85 @@
+"""The same figures as small inline SVG: what a page shows before and without JavaScript."""
+
+from typing import Any, NamedTuple
+
+from webapp.charts.figures import Figure
+from webapp.charts.quantities import HOUR, MINUTE, short
+
+WIDTH, HEIGHT = 462, 158
+LEFT, RIGHT, TOP, BOTTOM = 40, 10, 8, 26
+
+
+class Frame(NamedTuple):
+    """The plot's own coordinates: where a point of the data lies on the picture."""
+
+    x0: float
+    x1: float
+    y0: float
+    y1: float
+
+    def x(self, value: float) -> float:
+        """Return the horizontal place of a value."""
+        inner = WIDTH - LEFT - RIGHT
+        return LEFT + inner * (value - self.x0) / ((self.x1 - self.x0) or 1)
+
+    def y(self, value: float) -> float:
+        """Return the vertical place of a value."""
+        inner = HEIGHT - TOP - BOTTOM
+        return HEIGHT - BOTTOM - inner * (value - self.y0) / ((self.y1 - self.y0) or 1)
+
+    def path(self, trace: dict[str, Any]) -> str:
+        """Return a trace as the ``d`` of a path."""
+        points = zip(trace["x"], trace["y"], strict=True)
+        return " ".join(
+            f"{'L' if i else 'M'}{self.x(x):.1f} {self.y(y):.1f}"
+            for i, (x, y) in enumerate(points)
+        )
+
+
+def frame(figure: Figure) -> Frame:
+    """Return the ranges of a figure, from its layout where it sets them."""
+    x0, x1 = figure["layout"]["xaxis"]["range"]
+    if given := figure["layout"]["yaxis"].get("range"):
+        return Frame(x0, x1, given[0], given[1])
+    values = [y for trace in figure["data"] for y in trace["y"]] or [0.0, 1.0]
+    pad = (max(values) - min(values)) * 0.06 or 0.5
+    return Frame(x0, x1, min(values) - pad, max(values) + pad)
+
+
+def clock(ms: float) -> str:
+    """Return a time since the start as ``1:05``."""
+    seconds = int(ms // 1000)
+    if seconds >= HOUR:
+        return f"{seconds // HOUR}:{seconds % HOUR // MINUTE:02d} h"
+    return f"{seconds // MINUTE}:{seconds % MINUTE:02d}"
+
+
+def drawing(figure: Figure) -> dict[str, Any]:
+    """Return what the template of a picture needs: paths with their class, ticks, sizes."""
+    box = frame(figure)
+    paths = [
+        {"class": _CLASSES[trace["name"]], "d": box.path(trace)}
+        for trace in figure["data"]
+        if trace["x"]
+    ]
+    levels = [box.y0 + (box.y1 - box.y0) * share for share in (0, 1 / 3, 2 / 3, 1)]
+    return {
+        "width": WIDTH,
+        "height": HEIGHT,
+        "left": LEFT,
+        "right": WIDTH - RIGHT,
+        "label_x": LEFT - 6,
+        "label_y": HEIGHT - 6,
+        "paths": paths,
+        "levels": [
+            {"y": f"{box.y(v):.1f}", "text_y": f"{box.y(v) + 3.5:.1f}", "text": short(v)}
+            for v in levels
+        ],
+        "times": [
+            {"x": f"{box.x(v):.1f}", "text": clock(v)}
+            for v in (box.x0, (box.x0 + box.x1) / 2, box.x1)
+        ],
+    }
+
+
+_CLASSES = {"measured": "meas", "predicted": "pred", "80 % interval": "band"}
