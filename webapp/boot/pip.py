@@ -56,15 +56,17 @@ def install(python: Path, wanted: list[str], constraints: Path, *, log: Path) ->
     command += ["-c", str(constraints), *wanted]
     progress = _Progress()
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    with log.open("w", encoding="utf-8") as record:
-        process = subprocess.Popen(
+    with (
+        log.open("w", encoding="utf-8") as record,
+        subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             env=environment,
             text=True,
-        )
+        ) as process,
+    ):
         reader = threading.Thread(
             target=_read, args=(process.stdout, record, progress), daemon=True
         )

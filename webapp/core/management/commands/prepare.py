@@ -12,7 +12,7 @@ class Command(BaseCommand):
 
     help = "Migrate every database and create the admin account; safe to repeat."
 
-    def handle(self, *_arguments: Any, **_options: Any) -> None:  # noqa: ANN401 -- Django's own signature
+    def handle(self, *_arguments: Any, **_options: Any) -> None:
         """Do both in one process, because `up` waits for it before the first page."""
         for alias in settings.DATABASES:
             call_command("migrate", database=alias, interactive=False, verbosity=0)

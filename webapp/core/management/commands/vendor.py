@@ -19,7 +19,7 @@ class Command(BaseCommand):
         parser.add_argument("--check", action="store_true", help="only compare with the lock")
         parser.add_argument("--renew", action="store_true", help="write new digests to the lock")
 
-    def handle(self, *_arguments: Any, **options: Any) -> None:  # noqa: ANN401 -- Django's own signature
+    def handle(self, *_arguments: Any, **options: Any) -> None:
         """Print what was written, or what differs."""
         if options["check"]:
             if changed := vendor.changed_files():

@@ -1,0 +1,41 @@
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from webapp.boot import processes
+
+SLEEPER = "import time\nwhile True: time.sleep(60)"
+
+
+@pytest.fixture
+def crew(tmp_path):
+    """A crew whose children are gone when the test ends, whatever it did."""
+    made = processes.Crew(tmp_path, dict(os.environ))
+    yield made
+    made.stop(hurry=lambda: True)
+
+
+def python_child(name: str, code: str = SLEEPER, **more) -> processes.Child:
+    """A child that runs a few lines of Python."""
+    return processes.Child(name, [sys.executable, "-c", code], **more)
+
+
+def eventually(condition, timeout_s: float = 10.0):
+    """Wait until the condition gives something true, and return that."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"{condition} stayed false for {timeout_s} s")
+
+
+def is_alive(pid: int) -> bool:
+    return processes.started(pid) is not None
+
+
+def wrote(path: Path, words: str) -> bool:
+    return path.exists() and words in path.read_text()

@@ -1,0 +1,50 @@
+import sys
+
+from webapp.boot import suite
+
+
+def test_a_clean_check_prints_one_line(capsys):
+    assert suite.passes(suite.Check("true", ("python", "-c", "print('noise')")))
+
+    assert capsys.readouterr().out.startswith("  ✓ true (")
+
+
+def test_a_failed_check_prints_everything_it_said(capsys):
+    assert not suite.passes(suite.Check("bad", ("python", "-c", "print('reason'); exit(1)")))
+
+    out = capsys.readouterr().out
+    assert "✗ bad" in out
+    assert "reason" in out
+
+
+def test_a_failed_check_does_not_hide_the_tests(monkeypatch, tmp_path, capfd):
+    (tmp_path / "test_one.py").write_text("def test_one():\n    assert True\n")
+    bad = suite.Check("bad", ("python", "-c", "exit(1)"))
+    monkeypatch.setattr(suite, "CHECKS", (bad,))
+    monkeypatch.setattr(suite, "WHOLE_SUITE", ("-q", str(tmp_path)))
+    monkeypatch.setattr(suite.environment, "ensure", lambda *_, **__: None)
+
+    status = suite.main([])
+
+    last = capfd.readouterr().out.strip().splitlines()[-1]
+    assert status == 1
+    assert last.startswith("1 passed")
+
+
+def test_arguments_go_to_pytest_and_leave_the_checks_out(monkeypatch, tmp_path, capfd):
+    (tmp_path / "test_one.py").write_text("def test_one():\n    assert True\n")
+    monkeypatch.setattr(suite.environment, "ensure", lambda *_, **__: None)
+
+    status = suite.main(["-q", str(tmp_path)])
+
+    assert status == 0
+    assert "mypy" not in capfd.readouterr().out
+
+
+def test_the_tests_do_not_see_the_users_data(monkeypatch):
+    monkeypatch.setenv("DATABASE_URL", "postgres://live")
+
+    seen = suite.quiet_environment()
+
+    assert "DATABASE_URL" not in seen
+    assert seen["PATH"].startswith(str(suite.Path(sys.executable).parent))
