@@ -1,0 +1,79 @@
+"""Publish a folder of the attempt's output: written aside, hashed, renamed in, announced."""
+
+import hashlib
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from runners.jobs.runtime import Job
+from runners.messages import ArtefactBody
+
+CARD_NAME = "README.md"
+
+
+def publish_model(
+    job: Job, write: Callable[[Path], object], card: str, facts: Mapping[str, Any]
+) -> ArtefactBody:
+    """Write a model folder with its card to ``output/model`` and announce it."""
+    final = job.output_dir("model")
+    building = final.with_name(f".{final.name}-building")
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
+    write(building)
+    (building / CARD_NAME).write_text(f"{card}\n{_file_table(building)}")
+    shutil.rmtree(final, ignore_errors=True)
+    building.rename(final)
+    body = describe_folder(final, facts)
+    job.emitter.artefact(body)
+    return body
+
+
+def describe_folder(folder: Path, facts: Mapping[str, Any]) -> ArtefactBody:
+    """Return sizes and digests of every file in the folder."""
+    files = {path.relative_to(folder).as_posix(): path for path in _files(folder)}
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    return ArtefactBody(
+        name=folder.name,
+        kind="model",
+        total_bytes=sum(sizes.values()),
+        files=sizes,
+        sha256={name: file_sha256(path) for name, path in files.items()},
+        facts=dict(facts),
+    )
+
+
+def weight_file_bytes(folder: Path) -> int:
+    """Return the bytes of the safetensors files of a model folder."""
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def card_text(title: str, sections: Mapping[str, Mapping[str, object]]) -> str:
+    """Return a model card: a title, then one table per section."""
+    parts = [f"# {title}\n"]
+    for heading, rows in sections.items():
+        lines = [f"| {name} | {_cell(value)} |" for name, value in rows.items()]
+        parts.append("\n".join([f"## {heading}\n", "| | |", "|---|---|", *lines, ""]))
+    return "\n".join(parts)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _file_table(folder: Path) -> str:
+    rows = [
+        f"| {path.relative_to(folder).as_posix()} | {path.stat().st_size} | {file_sha256(path)} |"
+        for path in _files(folder)
+    ]
+    return "\n".join(["## Files\n", "| file | bytes | SHA-256 |", "|---|---|---|", *rows, ""])
+
+
+def _cell(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,122 @@
+"""Perplexity on held-out tokens by sliding windows, with the interval that the sample allows."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from runners.jobs.tokenizer import TokenIds
+
+MAX_WINDOW = 512
+LOGITS_BUDGET_BYTES = 128 * 2**20  # per forward pass, in fp32
+Z_95 = 1.96  # two-sided 95 % quantile of the normal distribution
+
+Nlls = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """exp of the mean negative log-likelihood per token, in nats, over equal segments."""
+
+    segment_nlls: Nlls
+    tokens: int
+    window: int
+
+    @property
+    def value(self) -> float:
+        """Return the perplexity."""
+        return math.exp(float(self.segment_nlls.mean()))
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Return the 95 % interval: segments are taken as independent, tokens are not."""
+        mean, error = _mean_and_error(self.segment_nlls)
+        return math.exp(mean - Z_95 * error), math.exp(mean + Z_95 * error)
+
+    def measured(self, prefix: str = "") -> dict[str, float]:
+        """Return the figures under the names of a job's result."""
+        low, high = self.interval
+        return {
+            f"{prefix}perplexity": self.value,
+            f"{prefix}perplexity_low": low,
+            f"{prefix}perplexity_high": high,
+        }
+
+    def note(self) -> str:
+        """Return in words how the figure was taken."""
+        return (
+            f"{self.tokens} held-out tokens of this host's text in {len(self.segment_nlls)} "
+            f"windows of {self.window}; 95 % interval over windows"
+        )
+
+
+def perplexity_ratio(after: Perplexity, before: Perplexity) -> tuple[float, float, float]:
+    """Return after / before with its 95 % interval, from the same windows pair by pair.
+
+    Pairing cancels how hard each piece of text is, so the ratio is far surer than either.
+    """
+    mean, error = _mean_and_error(after.segment_nlls - before.segment_nlls)
+    return math.exp(mean), math.exp(mean - Z_95 * error), math.exp(mean + Z_95 * error)
+
+
+def evaluate(
+    model: Any,
+    ids: TokenIds,
+    num_tokens: int,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Perplexity:
+    """Return the model's perplexity on about ``num_tokens`` tokens spread evenly over ``ids``.
+
+    Every scored token has at least half a window before it. Asking for as many tokens as the
+    stream holds gives the ordinary sliding window with a stride of half its length.
+
+    Raises:
+        ValueError: the stream is shorter than one window.
+    """
+    window = min(MAX_WINDOW, int(model.config.max_position_embeddings), len(ids))
+    stride = window // 2
+    starts = segment_starts(len(ids), window, stride, num_tokens)
+    per_batch = max(1, LOGITS_BUDGET_BYTES // (4 * stride * int(model.config.vocab_size)))
+    was_training = model.training
+    model.eval()
+    parts: list[Nlls] = []
+    for begin in range(0, len(starts), per_batch):
+        batch = np.stack([ids[at : at + window] for at in starts[begin : begin + per_batch]])
+        parts.append(_segment_nlls(model, torch.from_numpy(batch.astype(np.int64)), stride))
+        if on_progress:
+            on_progress(min(begin + per_batch, len(starts)) * stride, len(starts) * stride)
+    model.train(was_training)
+    return Perplexity(np.concatenate(parts), len(starts) * stride, window)
+
+
+def segment_starts(length: int, window: int, stride: int, num_tokens: int) -> list[int]:
+    """Return where each window begins so that the scored halves never overlap."""
+    available = (length - window) // stride + 1
+    if stride < 1 or available < 1:
+        msg = f"{length} held-out tokens are fewer than one window of {window}"
+        raise ValueError(msg)
+    count = min(available, max(1, num_tokens // stride))
+    return [(index * available // count) * stride for index in range(count)]
+
+
+@torch.inference_mode()
+def _segment_nlls(model: Any, batch: torch.Tensor, stride: int) -> Nlls:
+    batch = batch.to(next(model.parameters()).device)
+    logits = model(input_ids=batch, use_cache=False, logits_to_keep=stride + 1).logits
+    predictions = logits[:, :-1].float()
+    targets = batch[:, -stride:]
+    nll = torch.nn.functional.cross_entropy(
+        predictions.flatten(0, 1), targets.flatten(), reduction="none"
+    )
+    means: Nlls = nll.view(targets.shape).double().mean(dim=1).cpu().numpy()
+    return means
+
+
+def _mean_and_error(values: Nlls) -> tuple[float, float]:
+    if len(values) == 1:
+        return float(values[0]), 0.0
+    return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values)))

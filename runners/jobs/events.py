@@ -1,0 +1,126 @@
+"""Emit a job's events as JSON lines, without ever making the job wait for their reader.
+
+A line is ``{"kind": ..., "body": ...}``; the supervisor numbers and stamps it. The pipe may
+be full or its reader dead: a daemon thread writes, the queue is bounded, metrics are dropped
+first, and a closed pipe silences the emitter while the job goes on.
+"""
+
+import json
+import math
+import os
+import queue
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from runners.messages import (
+    ArtefactBody,
+    EventKind,
+    MetricPoint,
+    PhaseBody,
+    ProgressBody,
+    ResultBody,
+)
+
+EVENT_FD_VARIABLE = "SLIPWAY_EVENT_FD"
+STDOUT_FD = 1
+QUEUE_LINES = 10_000
+DROPPABLE_ABOVE = 8_000  # metrics and progress give way before the queue is full
+CLOSE_TIMEOUT_SECONDS = 10.0
+
+
+class Emitter:
+    """Typed, thread-safe sender of job events."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._lines: queue.Queue[bytes | None] = queue.Queue(QUEUE_LINES)
+        self._closed_pipe = threading.Event()
+        self._writer = threading.Thread(target=self._write_lines, name="events", daemon=True)
+        self._writer.start()
+        self.dropped = 0
+
+    @classmethod
+    def from_environment(cls) -> "Emitter":
+        """Return an emitter on the supervisor's pipe, or on stdout when run by hand."""
+        return cls(int(os.environ.get(EVENT_FD_VARIABLE, STDOUT_FD)))
+
+    def phase(self, name: str) -> None:
+        """Say that a named part of the job begins."""
+        self._send("phase", PhaseBody(name=name))
+
+    def progress(
+        self, done: float, total: float, unit: str, eta_seconds: float | None = None
+    ) -> None:
+        """Say how far the job is, and how many seconds it thinks are left."""
+        eta = None if eta_seconds is None else max(0.0, eta_seconds)
+        self._send(
+            "progress",
+            ProgressBody(done=min(done, total), total=total, unit=unit, eta_seconds=eta),
+        )
+
+    def metric(
+        self, values: Mapping[str, float], *, step: int | None = None, source: str = "job"
+    ) -> None:
+        """Send the finite values of one instant; NaN and infinity have no JSON."""
+        finite = {name: float(value) for name, value in values.items() if math.isfinite(value)}
+        if finite:
+            self._send("metric", MetricPoint(source=source, values=finite, step=step))
+
+    def result(self, measured: Mapping[str, float], notes: Mapping[str, str]) -> None:
+        """Send the final figures; raise ValueError when one of them is not finite."""
+        bad = [name for name, value in measured.items() if not math.isfinite(value)]
+        if bad:
+            msg = f"result figures are not finite: {', '.join(bad)}"
+            raise ValueError(msg)
+        self._send("result", ResultBody(measured=dict(measured), notes=dict(notes)))
+
+    def artefact(self, body: ArtefactBody) -> None:
+        """Announce a folder that stands complete in the attempt's output."""
+        self._send("artefact", body)
+
+    def close(self, timeout_seconds: float = CLOSE_TIMEOUT_SECONDS) -> None:
+        """Write what is queued; give up after ``timeout_seconds`` when nobody reads."""
+        try:
+            self._lines.put(None, timeout=timeout_seconds)
+        except queue.Full:
+            return
+        self._writer.join(timeout_seconds)
+
+    def _send(self, kind: EventKind, body: BaseModel) -> None:
+        if self._closed_pipe.is_set():
+            return
+        droppable = kind in ("metric", "progress")
+        if droppable and self._lines.qsize() > DROPPABLE_ABOVE:
+            self.dropped += 1
+            return
+        try:
+            self._lines.put(_line(kind, body.model_dump(mode="json")), timeout=1.0)
+        except queue.Full:
+            self.dropped += 1
+
+    def _write_lines(self) -> None:
+        while (line := self._lines.get()) is not None:
+            if self._closed_pipe.is_set():
+                continue
+            try:
+                _write_all(self._fd, line)
+            except OSError:  # the reader is gone: the job is worth more than its chart
+                self._closed_pipe.set()
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Return the events that a job run by hand wrote to a file."""
+    return [json.loads(line) for line in path.read_text().splitlines() if line]
+
+
+def _line(kind: str, body: dict[str, Any]) -> bytes:
+    return json.dumps({"kind": kind, "body": body}, separators=(",", ":")).encode() + b"\n"
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]

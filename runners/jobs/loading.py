@@ -1,0 +1,257 @@
+"""The one door through which every job gets a model: reference x weight dtype x device.
+
+Weights come from safetensors only, nothing is fetched, and no code from a model folder runs.
+"""
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runners.jobs.runtime import BadInputError, Job, MissingModelError
+from runners.jobspec import (
+    ArtefactModel,
+    DemoModel,
+    FolderModel,
+    ModelRef,
+    RandomModel,
+    WeightDtype,
+)
+
+MODEL_ROOTS_VARIABLE = "SLIPWAY_MODEL_ROOTS"
+TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+QUANTISED: tuple[WeightDtype, ...] = ("int8", "int4")
+BASE_DTYPE = torch.bfloat16  # what stays unquantised beside int8 and int4 matrices
+HOW_QUANTISED = {
+    "int8": "torchao Int8WeightOnlyConfig: one scale per output row; lm_head and embedding bf16",
+    "int4": "bitsandbytes nf4: packed 4 bit, one fp32 scale per 64 weights; "
+    "lm_head and embedding bf16",
+}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model on its device, with its tokenizer when it knows text."""
+
+    model: Any
+    tokenizer: Any | None
+    device: torch.device
+
+    @property
+    def num_parameters(self) -> int:
+        """Return the parameters by shape, packed or not, from the shape of the architecture."""
+        return parameter_count(self.model.config)
+
+
+def pick_device() -> torch.device:
+    """Return the first CUDA device, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def load_model(
+    job: Job, ref: ModelRef, dtype: WeightDtype, device: torch.device | None = None
+) -> LoadedModel:
+    """Return the referenced model with its weights held as ``dtype``.
+
+    Raises:
+        MissingModelError: the folder is absent, incomplete or outside the model roots.
+        BadInputError: the folder is already quantised in another way.
+    """
+    device = device or pick_device()
+    if isinstance(ref, DemoModel):
+        ref = RandomModel(config=demo_config(ref))
+    if isinstance(ref, RandomModel):
+        return LoadedModel(_load_random(job, ref, dtype, device), None, device)
+    folder = model_folder(ref, job.host_dir)
+    return LoadedModel(load_folder(folder, dtype, device), load_tokenizer(folder), device)
+
+
+def demo_config(ref: DemoModel) -> dict[str, object]:
+    """Return the config.json of the demo model's shape."""
+    return {
+        "model_type": "llama",
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        **ref.model_dump(exclude={"source"}),
+    }
+
+
+def model_folder(ref: FolderModel | ArtefactModel, host_dir: Path) -> Path:
+    """Return the complete model folder that a reference names, symbolic links resolved.
+
+    Raises:
+        MissingModelError: it lies outside the roots, is absent, or lacks a file.
+    """
+    if isinstance(ref, ArtefactModel):
+        root = (host_dir / "attempts").resolve()
+        folder = (root / ref.attempt_id / "output" / ref.name).resolve()
+        _check_inside(folder, [root], "artefact")
+    else:
+        roots = model_roots(host_dir)
+        folder = (roots[0] / ref.path).resolve()  # an absolute path replaces the root
+        _check_inside(folder, roots, "folder")
+    _check_complete(folder)
+    return folder
+
+
+def model_roots(host_dir: Path) -> list[Path]:
+    """Return the folders below which model folders may lie; the host's own comes first."""
+    configured = os.environ.get(MODEL_ROOTS_VARIABLE, "")
+    extra = [Path(part) for part in configured.split(os.pathsep) if part]
+    return [path.resolve() for path in (host_dir / "models", *extra)]
+
+
+def load_folder(folder: Path, dtype: WeightDtype, device: torch.device) -> Any:
+    """Return the causal language model of a folder, in evaluation mode."""
+    from transformers import AutoModelForCausalLM
+
+    stored = stored_quantisation(folder)
+    if stored is not None and stored != dtype:
+        msg = f"{folder} holds {stored} weights: load it as {stored}, or take its original"
+        raise BadInputError(msg)
+    options: dict[str, Any] = {"dtype": TORCH_DTYPES.get(dtype, BASE_DTYPE)}
+    if stored is None and dtype in QUANTISED:
+        options["quantization_config"] = _quantisation_config(dtype)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            str(folder),
+            device_map=str(device),
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            **options,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        msg = f"cannot load {folder} as a causal language model: {_first_line(error)}"
+        raise BadInputError(msg) from error
+    return model.eval()
+
+
+def stored_quantisation(folder: Path) -> WeightDtype | None:
+    """Return how the folder's weights are quantised on disk, None for plain weights."""
+    config = json.loads((folder / "config.json").read_text())
+    quantisation = config.get("quantization_config")
+    if quantisation is None:
+        return None
+    method = quantisation.get("quant_method")
+    if method == "torchao":
+        return "int8"
+    if method == "bitsandbytes" and quantisation.get("load_in_4bit"):
+        return "int4"
+    msg = f"{folder} is quantised by '{method}', which this version cannot run; take its original"
+    raise BadInputError(msg)
+
+
+def load_tokenizer(folder: Path) -> Any | None:
+    """Return the folder's fast tokenizer, or None when it holds none."""
+    from transformers import PreTrainedTokenizerFast
+
+    if not (folder / "tokenizer.json").is_file():
+        return None
+    return PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+
+
+def require_tokenizer(loaded: LoadedModel, what_for: str) -> Any:
+    """Return the tokenizer.
+
+    Raises:
+        MissingModelError: the model folder has no tokenizer.json.
+    """
+    if loaded.tokenizer is None:
+        msg = f"the model has no tokenizer.json, which {what_for} needs; add it to the folder"
+        raise MissingModelError(msg)
+    return loaded.tokenizer
+
+
+def quantised_matrices(model: Any) -> dict[str, torch.Tensor]:
+    """Return the matrices that int8 and int4 quantise: all of the linear layers but lm_head."""
+    return {
+        name: module.weight
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not model.get_output_embeddings()
+    }
+
+
+def parameter_count(config: Any) -> int:
+    """Return the number of parameters of a config's architecture, without allocating any."""
+    from transformers import AutoModelForCausalLM
+
+    plain = config.__class__(**{**config.to_dict(), "quantization_config": None})
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(plain)
+    return sum(each.numel() for each in model.parameters())
+
+
+def fresh_model(config: dict[str, object], dtype: torch.dtype) -> Any:
+    """Return a model of a config.json with freshly initialised weights.
+
+    Raises:
+        BadInputError: the config names no known architecture or contradicts itself.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields = {name: value for name, value in config.items() if name != "model_type"}
+    try:
+        parsed = AutoConfig.for_model(str(config.get("model_type", "")), **fields)
+        return AutoModelForCausalLM.from_config(parsed, dtype=dtype)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        msg = f"config.json describes no model that can be built here: {_first_line(error)}"
+        raise BadInputError(msg) from error
+
+
+def _load_random(job: Job, ref: RandomModel, dtype: WeightDtype, device: torch.device) -> Any:
+    """Quantised random weights pass through a folder, so that they are packed the same way."""
+    torch.manual_seed(getattr(job.spec, "seed", 0))
+    base = TORCH_DTYPES.get(dtype, BASE_DTYPE)
+    model = fresh_model(ref.config, base)
+    if dtype not in QUANTISED:
+        return model.to(device).eval()
+    folder = job.scratch_dir() / "random-model"
+    model.save_pretrained(str(folder))
+    del model
+    try:
+        return load_folder(folder, dtype, device)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _quantisation_config(dtype: WeightDtype) -> Any:
+    if dtype == "int8":
+        from torchao.quantization import Int8WeightOnlyConfig
+        from transformers import TorchAoConfig
+
+        return TorchAoConfig(Int8WeightOnlyConfig())
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=BASE_DTYPE
+    )
+
+
+def _check_inside(folder: Path, roots: list[Path], what: str) -> None:
+    if not any(folder != root and folder.is_relative_to(root) for root in roots):
+        allowed = ", ".join(str(root) for root in roots)
+        msg = (
+            f"model {what} {folder} lies outside {allowed}; move it there, or add its parent "
+            f"to {MODEL_ROOTS_VARIABLE} on this host"
+        )
+        raise MissingModelError(msg)
+
+
+def _check_complete(folder: Path) -> None:
+    if not folder.is_dir():
+        msg = f"no model folder {folder} on this host; check the path, or copy the model there"
+        raise MissingModelError(msg)
+    missing = [] if (folder / "config.json").is_file() else ["config.json"]
+    missing += [] if any(folder.glob("*.safetensors")) else ["*.safetensors"]
+    if missing:
+        msg = f"{folder} lacks {' and '.join(missing)}; give a complete Hugging Face folder"
+        raise MissingModelError(msg)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0][:300]

@@ -1,0 +1,118 @@
+"""Bytes: what a process peaked at, and what a model's and cache's tensors hold exactly."""
+
+import ctypes
+import gc
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PROC = Path("/proc/self")
+KIB = 1024
+RESET_PEAK_RSS = "5"  # proc(5): writing 5 to clear_refs resets VmHWM
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The highest memory since the meter began, and what was held at its start."""
+
+    bytes: int
+    start_bytes: int
+    how: str
+
+
+class PeakMeter:
+    """Meter of peak memory: CUDA's allocator on a GPU, the process's RSS on a CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_cuda = device.type == "cuda"
+        self._device = device
+        release_free_memory()
+        self._is_reset = self._reset()
+        self._start = self._held()
+
+    def read(self) -> Peak:
+        """Return the peak so far in bytes."""
+        if self._on_cuda:
+            peak = int(torch.cuda.max_memory_allocated(self._device))
+            return Peak(peak, self._start, "CUDA allocator's peak since the model began to load")
+        since = "this part began" if self._is_reset else "the process began"
+        return Peak(_status_bytes("VmHWM"), self._start, f"peak resident memory since {since}")
+
+    def _reset(self) -> bool:
+        if self._on_cuda:
+            torch.cuda.reset_peak_memory_stats(self._device)
+            return True
+        try:
+            (PROC / "clear_refs").write_text(RESET_PEAK_RSS)
+        except OSError:  # some containers forbid it: the peak is then the process's whole life
+            return False
+        return True
+
+    def _held(self) -> int:
+        if self._on_cuda:
+            return int(torch.cuda.memory_allocated(self._device))
+        return _status_bytes("VmRSS")
+
+
+def release_free_memory() -> None:
+    """Give freed memory back to the system, so that the next peak is its own."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    except (OSError, AttributeError):  # not glibc: nothing to trim
+        return
+
+
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes that a tensor holds, with scales when it is quantised."""
+    inner = getattr(tensor, "__tensor_flatten__", None)
+    if inner is not None:
+        names, _context = inner()
+        return sum(tensor_bytes(getattr(tensor, name)) for name in names)
+    held = tensor.numel() * tensor.element_size()
+    return held + sum(tensor_bytes(each) for each in _quant_state_tensors(tensor))
+
+
+def model_bytes(model: Any) -> int:
+    """Return the bytes of all parameters and buffers; shared tensors count once."""
+    tensors = {id(each): each for each in _tensors(model)}
+    return sum(tensor_bytes(each) for each in tensors.values())
+
+
+def cache_bytes(cache: Any) -> int:
+    """Return the bytes of keys and values that a generation cache holds."""
+    return sum(
+        tensor_bytes(each)
+        for layer in getattr(cache, "layers", ())
+        for each in (getattr(layer, "keys", None), getattr(layer, "values", None))
+        if isinstance(each, torch.Tensor)
+    )
+
+
+def _tensors(model: Any) -> Iterator[torch.Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+def _quant_state_tensors(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
+    """Yield bitsandbytes' scales and code books, which stand beside the packed weights."""
+    state = getattr(tensor, "quant_state", None)
+    while state is not None:
+        for name in ("absmax", "code", "offset"):
+            value = getattr(state, name, None)
+            if isinstance(value, torch.Tensor):
+                yield value
+        state = getattr(state, "state2", None)
+
+
+def _status_bytes(field: str) -> int:
+    for line in (PROC / "status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0]) * KIB
+    return 0

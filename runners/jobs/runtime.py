@@ -1,0 +1,170 @@
+"""Start and end of every job process: its folders, threads, quiet libraries, exit codes."""
+
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from runners.jobs.events import Emitter
+from runners.jobspec import JobSpec
+from runners.messages import RunRequest
+
+HOST_DIR_VARIABLE = "SLIPWAY_HOST_DIR"
+EXIT_BAD_INPUT = 3
+OFFLINE_AND_QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    "TOKENIZERS_PARALLELISM": "true",
+    "BITSANDBYTES_NOWELCOME": "1",
+}
+
+
+class BadInputError(Exception):
+    """The job cannot run as asked; the message names what, and the way out."""
+
+    prefix = "BAD_INPUT"
+
+
+class MissingModelError(BadInputError):
+    """A model or data that the spec names is not on this host."""
+
+    prefix = "MODEL_OR_DATA_MISSING"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One attempt as its process sees it."""
+
+    attempt_dir: Path
+    host_dir: Path
+    request: RunRequest
+    emitter: Emitter
+    stop_requested: threading.Event
+
+    @property
+    def spec(self) -> JobSpec:
+        """Return what the job was asked to do."""
+        return self.request.spec
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        """Return the folder of checkpoints, which survives a restart of the attempt."""
+        return self._folder("checkpoint")
+
+    @property
+    def cache_dir(self) -> Path:
+        """Return the host's folder of data that any job can rebuild."""
+        path = self.host_dir / "cache"
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def output_dir(self, name: str) -> Path:
+        """Return the folder of one artefact."""
+        return self._folder("output") / name
+
+    def scratch_dir(self) -> Path:
+        """Return a folder for files that do not outlive the job."""
+        return self._folder("scratch")
+
+    def _folder(self, name: str) -> Path:
+        path = self.attempt_dir / name
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+def run_job(kind: str, work: Callable[[Job], None]) -> None:
+    """Run ``work`` on the attempt folder in argv and exit: 0 done, 3 bad input."""
+    prepare_process()
+    try:
+        job = open_job(Path(_only_argument(kind)), kind)
+    except BadInputError as error:
+        _exit_bad_input(error)
+    try:
+        work(job)
+    except BadInputError as error:
+        job.emitter.close()
+        _exit_bad_input(error)
+    finally:
+        job.emitter.close()
+
+
+def prepare_process() -> None:
+    """Set offline mode, silence libraries and fix torch's threads, before torch works."""
+    for name, value in OFFLINE_AND_QUIET.items():
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("RAYON_NUM_THREADS", str(num_threads()))
+    warnings.filterwarnings("ignore")
+    import torch
+
+    torch.set_num_threads(num_threads())
+
+
+def num_threads() -> int:
+    """Return the threads a job may use: ``OMP_NUM_THREADS``, else every core it may run on."""
+    configured = os.environ.get("OMP_NUM_THREADS", "")
+    if configured.isdigit() and int(configured) > 0:
+        return int(configured)
+    return len(os.sched_getaffinity(0))
+
+
+def open_job(attempt_dir: Path, kind: str) -> Job:
+    """Return the job of an attempt folder.
+
+    Raises:
+        BadInputError: no readable spec.json, or one of another kind.
+    """
+    request = _read_request(attempt_dir / "spec.json")
+    if request.spec.kind != kind:
+        msg = f"{attempt_dir}/spec.json asks for kind '{request.spec.kind}', this is '{kind}'"
+        raise BadInputError(msg)
+    attempt_dir = attempt_dir.resolve()
+    configured = os.environ.get(HOST_DIR_VARIABLE)
+    host_dir = Path(configured) if configured else attempt_dir.parent.parent
+    return Job(attempt_dir, host_dir, request, Emitter.from_environment(), threading.Event())
+
+
+def checkpoint_on_sigterm(job: Job) -> None:
+    """Turn SIGTERM into ``job.stop_requested``, so that the loop can save first."""
+    signal.signal(signal.SIGTERM, lambda _signum, _frame: job.stop_requested.set())
+
+
+def end_by_sigterm(job: Job) -> None:
+    """Die by SIGTERM, so that whoever waits sees a stop and no success."""
+    job.emitter.close()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _read_request(path: Path) -> RunRequest:
+    try:
+        return RunRequest.model_validate_json(path.read_bytes())
+    except OSError as error:
+        msg = f"cannot read {path}: {error.strerror}; give a folder that holds a spec.json"
+        raise BadInputError(msg) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        msg = f"{path} is no valid run request: {field}: {first['msg']}"
+        raise BadInputError(msg) from error
+
+
+def _only_argument(kind: str) -> str:
+    if len(sys.argv) != 2:  # noqa: PLR2004 - program name and attempt folder
+        msg = f"usage: python -m runners.jobs.{kind} ATTEMPT_DIR"
+        raise BadInputError(msg)
+    return sys.argv[1]
+
+
+def _exit_bad_input(error: BadInputError) -> None:
+    sys.stderr.write(f"{error.prefix}: {error}\n")
+    sys.exit(EXIT_BAD_INPUT)

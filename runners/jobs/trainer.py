@@ -1,0 +1,211 @@
+"""The training loop: AdamW in one process, paced by a time budget, a step limit or both."""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from runners.jobs.checkpoint import TrainState, load_latest, save_checkpoint
+from runners.jobs.evaluation import evaluate
+from runners.jobs.runtime import Job
+from runners.jobs.tokenizer import TokenIds
+from runners.jobspec import TrainSpec
+
+BETAS = (0.9, 0.95)
+WEIGHT_DECAY = 0.1
+MAX_GRAD_NORM = 1.0
+WARMUP_FRACTION = 0.04
+FINAL_LEARNING_RATE_RATIO = 0.02
+METRIC_INTERVAL_SECONDS = 0.25  # at most four points a second reach the charts
+VALIDATION_TOKENS = 4096
+VALIDATIONS_PER_RUN = 8
+FIRST_STEPS_SKIPPED = 2  # allocation and kernel selection, not the speed of training
+
+
+class DivergedError(Exception):
+    """The loss is no longer a number."""
+
+
+def learning_rate_ratio(fraction: float) -> float:
+    """Return the share of the peak learning rate at a fraction of the run.
+
+    Linear warm-up, then linear decay to a few percent: fitted to whatever ends the run.
+    """
+    if fraction < WARMUP_FRACTION:
+        return max(fraction, 0.01 * WARMUP_FRACTION) / WARMUP_FRACTION
+    left = (1.0 - min(fraction, 1.0)) / (1.0 - WARMUP_FRACTION)
+    return FINAL_LEARNING_RATE_RATIO + (1.0 - FINAL_LEARNING_RATE_RATIO) * left
+
+
+def sample_batch(ids: TokenIds, spec: TrainSpec, step: int, micro_step: int) -> torch.Tensor:
+    """Return one micro-batch [micro_batch_size, sequence_length + 1] of token ids.
+
+    It depends on the seed and the step alone: a resumed run sees what an unbroken one would.
+    """
+    generator = np.random.default_rng((spec.seed, step, micro_step))
+    length = min(spec.sequence_length, len(ids) - 1)
+    starts = generator.integers(0, len(ids) - length, size=spec.micro_batch_size)
+    return torch.from_numpy(
+        np.stack([ids[at : at + length + 1] for at in starts]).astype(np.int64)
+    )
+
+
+@dataclass
+class Pace:
+    """How far a run is, by whichever limit comes first."""
+
+    max_steps: int | None
+    budget_seconds: float | None
+
+    def fraction(self, state: TrainState) -> float:
+        """Return the share of the run that is done, 1 at its end."""
+        by_steps = state.step / self.max_steps if self.max_steps else 0.0
+        by_time = state.elapsed_seconds / self.budget_seconds if self.budget_seconds else 0.0
+        return min(1.0, max(by_steps, by_time))
+
+    def eta_seconds(self, state: TrainState) -> float | None:
+        """Return the seconds left, None before the first step tells."""
+        fraction = self.fraction(state)
+        if fraction <= 0.0:
+            return self.budget_seconds
+        return state.elapsed_seconds * (1.0 - fraction) / fraction
+
+    def progress(self, state: TrainState) -> tuple[float, float, str]:
+        """Return done, total and unit in the terms of the limit that rules."""
+        if self.budget_seconds is None:
+            return float(state.step), float(self.max_steps or 0), "steps"
+        return self.fraction(state) * self.budget_seconds, self.budget_seconds, "seconds"
+
+
+@dataclass
+class Trainer:
+    """One run of training: model, data, optimizer and how far it is."""
+
+    job: Job
+    spec: TrainSpec
+    model: Any
+    train_ids: TokenIds
+    held_out_ids: TokenIds
+    device: torch.device
+    state: TrainState = field(default_factory=TrainState)
+    step_seconds: list[float] = field(default_factory=list)
+    last_loss: float = math.nan
+    resumed_at_step: int | None = None
+
+    def __post_init__(self) -> None:
+        self.optimizer = build_optimizer(self.model, self.spec.learning_rate)
+        self.pace = Pace(self.spec.max_steps, self.spec.time_budget_seconds)
+        self._next_metric_at = 0.0
+        self._next_validation = 1.0 / VALIDATIONS_PER_RUN
+        self._last_checkpoint_at = time.monotonic()
+
+    def resume(self) -> None:
+        """Continue from the attempt's newest checkpoint, if it has one."""
+        state = load_latest(self.job.checkpoint_dir, self.model, self.optimizer)
+        if state is not None:
+            self.state = state
+            self.resumed_at_step = state.step
+            done = math.floor(self.pace.fraction(state) * VALIDATIONS_PER_RUN)
+            self._next_validation = (done + 1) / VALIDATIONS_PER_RUN
+
+    def run(self) -> bool:
+        """Train to the end; return False when a stop was asked for and a checkpoint stands."""
+        self.model.train()
+        while self.pace.fraction(self.state) < 1.0:
+            if self.job.stop_requested.is_set():
+                self.checkpoint()
+                return False
+            began = time.monotonic()
+            values = self._step()
+            self._after_step(values, began)
+        return True
+
+    def checkpoint(self) -> None:
+        """Save model, optimizer and progress."""
+        save_checkpoint(self.job.checkpoint_dir, self.model, self.optimizer, self.state)
+        self._last_checkpoint_at = time.monotonic()
+
+    def _step(self) -> dict[str, float]:
+        rate = self.spec.learning_rate * learning_rate_ratio(self.pace.fraction(self.state))
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        loss = sum(self._backward(index) for index in range(self._micro_steps))
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.last_loss = float(loss)
+        if not math.isfinite(self.last_loss):
+            msg = (
+                f"the loss became {self.last_loss} at step {self.state.step + 1}; start again "
+                f"with a learning rate below {self.spec.learning_rate:g}"
+            )
+            raise DivergedError(msg)
+        return {"loss": self.last_loss, "grad_norm": float(norm), "learning_rate": rate}
+
+    def _backward(self, micro_step: int) -> float:
+        batch = sample_batch(self.train_ids, self.spec, self.state.step, micro_step)
+        batch = batch.to(self.device)
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.spec.compute_dtype)
+        with torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
+            logits = self.model(input_ids=batch[:, :-1], use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(
+            logits.float().flatten(0, 1), batch[:, 1:].flatten()
+        )
+        (loss / self._micro_steps).backward()
+        return float(loss.detach()) / self._micro_steps
+
+    @property
+    def _micro_steps(self) -> int:
+        return self.spec.gradient_accumulation_steps
+
+    def _after_step(self, values: Mapping[str, float], began: float) -> None:
+        seconds = time.monotonic() - began
+        tokens = self.spec.micro_batch_size * self.spec.sequence_length * self._micro_steps
+        self.state.step += 1
+        self.state.tokens += tokens
+        self.step_seconds.append(seconds)
+        speed = {"tokens_per_second": tokens / seconds, "step_seconds": seconds}
+        self._emit({**values, **speed})
+        self._validate_when_due()
+        if time.monotonic() - self._last_checkpoint_at >= self.spec.checkpoint_every_seconds:
+            self.checkpoint()
+        self.state.elapsed_seconds += time.monotonic() - began
+
+    def _emit(self, values: Mapping[str, float]) -> None:
+        now = time.monotonic()
+        is_last = self.pace.fraction(self.state) >= 1.0
+        if now < self._next_metric_at and not is_last:
+            return
+        self._next_metric_at = now + METRIC_INTERVAL_SECONDS
+        self.job.emitter.metric(values, step=self.state.step)
+        self.job.emitter.progress(
+            *self.pace.progress(self.state), self.pace.eta_seconds(self.state)
+        )
+
+    def _validate_when_due(self) -> None:
+        fraction = self.pace.fraction(self.state)
+        if fraction < self._next_validation or fraction >= 1.0:
+            return
+        self._next_validation += 1.0 / VALIDATIONS_PER_RUN
+        found = evaluate(self.model, self.held_out_ids, VALIDATION_TOKENS)
+        self.job.emitter.metric({"validation_loss": math.log(found.value)}, step=self.state.step)
+
+
+def build_optimizer(model: Any, learning_rate: float) -> torch.optim.AdamW:
+    """Return AdamW that decays matrices and leaves norms and biases alone."""
+    matrices = [each for each in model.parameters() if each.ndim > 1]
+    vectors = [each for each in model.parameters() if each.ndim <= 1]
+    groups = [
+        {"params": matrices, "weight_decay": WEIGHT_DECAY},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=BETAS, fused=True)
+
+
+def steady(values: list[float]) -> list[float]:
+    """Return the step times without the first ones, unless there are no others."""
+    return values[FIRST_STEPS_SKIPPED:] or values
