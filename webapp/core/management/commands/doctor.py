@@ -1,0 +1,98 @@
+"""Say what this machine has of what Slipway can use, and what is missing."""
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pynvml
+from django.conf import settings
+from django.core.management.base import BaseCommand
+
+from webapp.boot import broker
+from webapp.boot.environment import NEEDED_BYTES
+from webapp.boot.say import Problem
+from webapp.boot.tools import find_chromium
+
+
+class Finding(NamedTuple):
+    """One line of the doctor: what, whether all is well, and the words."""
+
+    topic: str
+    is_well: bool
+    words: str
+
+
+class Command(BaseCommand):
+    """Look, never change anything."""
+
+    requires_system_checks = ()  # it has to speak when the system is not well
+    help = "Say what this machine has: Python, Redis, database, disk, memory, GPU, browser."
+
+    def handle(self, *_arguments: Any, **_options: Any) -> None:
+        """Print one line per finding."""
+        for found in findings():
+            mark = "✓" if found.is_well else "✗"
+            self.stdout.write(f"{mark} {found.topic:12} {found.words}")
+
+
+def findings() -> Iterator[Finding]:
+    """Return what there is to say, in the order in which `up` needs it."""
+    python = f"{platform.python_version()} at {sys.executable}"
+    yield Finding("Python", sys.version_info >= (3, 11), python)
+    yield Finding("torch", is_well=True, words=version("torch"))
+    yield _disk(settings.DATA_DIR)
+    memory = psutil.virtual_memory()
+    words = f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB available"
+    yield Finding("Memory", memory.available > 2 * 2**30, words)
+    yield _redis()
+    yield _database()
+    yield _gpus()
+    browser = find_chromium()
+    yield Finding("Chromium", browser is not None, browser or "none: browser tests are left out")
+
+
+def _disk(folder: Path) -> Finding:
+    free = shutil.disk_usage(folder).free
+    return Finding("Disk", free > NEEDED_BYTES, f"{free / 1e9:.1f} GB free in {folder}")
+
+
+def _redis() -> Finding:
+    """Say which broker `up` would take, and that the embedded one is for this machine only."""
+    if url := os.environ.get("REDIS_URL"):
+        try:
+            broker.check_reachable(url)
+        except Problem as problem:
+            return Finding("Redis", is_well=False, words=str(problem))
+        return Finding("Redis", is_well=True, words=broker.shown(url))
+    found = broker.find_server(os.environ.get("PATH", os.defpath))
+    if found is None:
+        return Finding("Redis", is_well=False, words="none: planning works, launching does not")
+    words = f"{found[0]} {'.'.join(map(str, found[1]))}, for this machine only: other hosts "
+    return Finding("Redis", is_well=True, words=words + "speak HTTPS, or a rediss:// in REDIS_URL")
+
+
+def _database() -> Finding:
+    engine = str(settings.DATABASES["default"]["ENGINE"]).rpartition(".")[2]
+    return Finding("Database", is_well=True, words=engine)
+
+
+def _gpus() -> Finding:
+    """Ask NVML for the GPUs; no driver means no GPU that jobs could use."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return Finding("GPU", is_well=False, words=f"none that NVML knows ({error})")
+    try:
+        handles = [
+            pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())
+        ]
+        names = [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+    finally:
+        pynvml.nvmlShutdown()
+    return Finding("GPU", is_well=bool(names), words=", ".join(names) or "none")
