@@ -6,6 +6,7 @@ from django.urls import include, path
 urlpatterns = [
     path("admin/", admin.site.urls),
     path("", include("webapp.accounts.urls")),
+    path("", include("webapp.home.urls")),
     path("", include("webapp.wizard.urls")),
     path("", include("webapp.plans.urls")),
     path("", include("webapp.modelhub.urls")),

@@ -1,5 +1,12 @@
-"""Addresses of this app."""
+"""Addresses of accounts: log in, log out, theme."""
 
-from django.urls import URLPattern, URLResolver
+from django.contrib.auth.views import LoginView, LogoutView
+from django.urls import path
 
-urlpatterns: list[URLPattern | URLResolver] = []
+from webapp.accounts import views
+
+urlpatterns = [
+    path("login/", LoginView.as_view(redirect_authenticated_user=True), name="login"),
+    path("logout/", LogoutView.as_view(), name="logout"),
+    path("theme/", views.theme_choose, name="theme"),
+]

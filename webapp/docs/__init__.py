@@ -1,1 +1,1 @@
-"""The documentation pages, rendered from templates/docs."""
+"""The product's own documentation: Markdown files in templates/docs, served as pages."""

@@ -1,5 +1,8 @@
-"""Addresses of this app."""
+"""Addresses of the documentation."""
 
-from django.urls import URLPattern, URLResolver
+from django.urls import path
 
-urlpatterns: list[URLPattern | URLResolver] = []
+from webapp.docs import views
+
+urlpatterns = [path("docs/<path:page>", views.docs_page, name="docs")]
+urlpatterns += [path("docs/", views.docs_page, {"page": ""}, name="docs-index")]

@@ -1,0 +1,66 @@
+/* Small conveniences on top of pages that work without them: theme, search key, copy, live stamps. */
+"use strict";
+
+/** Apply and remember a theme without a reload; the server reads the cookie at the next page. */
+function chooseTheme(theme) {
+  const root = document.documentElement;
+  if (theme === "system") delete root.dataset.theme;
+  else root.dataset.theme = theme;
+  document.cookie = `theme=${theme}; path=/; max-age=31536000; samesite=lax`;
+  for (const button of document.querySelectorAll("[data-theme-switch] button")) {
+    button.setAttribute("aria-pressed", String(button.value === theme));
+  }
+  document.dispatchEvent(new CustomEvent("slipway:theme", { detail: { theme } }));
+}
+
+document.addEventListener("submit", (event) => {
+  const form = event.target;
+  if (form.matches("[data-theme-switch]") && event.submitter) {
+    event.preventDefault();
+    chooseTheme(event.submitter.value);
+  }
+});
+
+document.addEventListener("click", (event) => {
+  const copy = event.target.closest("[data-copy]");
+  if (copy) copyText(copy);
+  for (const menu of document.querySelectorAll("details.menu[open]")) {
+    if (!menu.contains(event.target)) menu.open = false;
+  }
+});
+
+/** Copy the text of the element that `data-copy` names, and say so on the button. */
+async function copyText(button) {
+  const source = document.querySelector(button.dataset.copy);
+  const word = button.textContent;
+  try {
+    await navigator.clipboard.writeText(source.textContent.trim());
+    button.textContent = "Copied";
+  } catch {
+    getSelection().selectAllChildren(source);
+    button.textContent = "Selected";
+  }
+  setTimeout(() => { button.textContent = word; }, 1500);
+}
+
+const JUMPS = { h: "/", p: "/plans/", j: "/jobs/", o: "/hosts/", m: "/models/", t: "/techniques/" };
+let lastKey = { key: "", at: 0 };
+
+/** `/` focuses search, `g` then a letter jumps, Escape closes the menu. */
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") {
+    for (const menu of document.querySelectorAll("details.menu[open]")) {
+      menu.open = false;
+      menu.querySelector("summary").focus();
+    }
+  }
+  const isTyping = event.target.closest("input, textarea, select, [contenteditable]");
+  if (isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "/") {
+    const search = document.querySelector('[data-hotkey="/"]');
+    if (search) { event.preventDefault(); search.focus(); search.select(); }
+  }
+  const isJump = lastKey.key === "g" && event.timeStamp - lastKey.at < 1000;
+  if (isJump && JUMPS[event.key]) location.assign(JUMPS[event.key]);
+  lastKey = { key: event.key, at: event.timeStamp };
+});

@@ -1,0 +1,173 @@
+/* Draws the figures that webapp/charts builds: resolves design tokens, follows the theme, takes
+   live points. A chart is drawn only while it is in view, and at most every two seconds. */
+(() => {
+  "use strict";
+  const REDRAW_MS = 2000;
+  const MAX_POINTS = 500;
+  const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false, scrollZoom: false, doubleClick: false };
+  const charts = new Map();
+  let plotlyLoading = null;
+
+  /* Colours: tokens are light-dark() and oklch(), Plotly wants rgba. */
+  const probe = document.createElement("i");
+  probe.hidden = true;
+  const canvas = document.createElement("canvas");
+  canvas.width = canvas.height = 1;
+  const pen = canvas.getContext("2d", { willReadFrequently: true });
+
+  const colour = (token) => {
+    if (!probe.isConnected) document.body.append(probe);
+    probe.style.color = token;
+    pen.clearRect(0, 0, 1, 1);
+    pen.fillStyle = getComputedStyle(probe).color;
+    pen.fillRect(0, 0, 1, 1);
+    const [r, g, b, a] = pen.getImageData(0, 0, 1, 1).data;
+    return `rgba(${r},${g},${b},${(a / 255).toFixed(3)})`;
+  };
+
+  const resolve = (value) => {
+    if (typeof value === "string") return value.startsWith("var(--") ? colour(value) : value;
+    if (Array.isArray(value)) return typeof value[0] === "number" ? value.slice() : value.map(resolve);
+    if (value && typeof value === "object") {
+      return Object.fromEntries(Object.entries(value).map(([key, inner]) => [key, resolve(inner)]));
+    }
+    return value;
+  };
+
+  const loadPlotly = (source) => {
+    plotlyLoading ??= new Promise((done, failed) => {
+      const script = document.createElement("script");
+      script.src = source;
+      script.onload = () => done(window.Plotly);
+      script.onerror = failed;
+      document.head.append(script);
+    });
+    return plotlyLoading;
+  };
+
+  class Chart {
+    constructor(element) {
+      this.element = element;
+      this.plot = element.querySelector("[data-plot]");
+      this.figure = JSON.parse(element.querySelector("script[type='application/json']").textContent);
+      this.isVisible = false;
+      this.isDirty = true;
+      this.drawnAt = 0;
+    }
+
+    get measured() {
+      return this.figure.data.find((trace) => trace.meta && trace.meta.metric);
+    }
+
+    /* Points are [t_ms, value] in base units, in order; what is already drawn is passed over. */
+    append(points) {
+      const trace = this.measured;
+      const start = this.figure.layout.meta.start_ms;
+      let last = trace.x.length ? trace.x[trace.x.length - 1] : -Infinity;
+      for (const [t, value] of points) {
+        const x = t - start;
+        if (x <= last) continue;
+        trace.x.push(x);
+        trace.y.push(value * trace.meta.scale);
+        last = x;
+        this.isDirty = true;
+      }
+      if (trace.x.length > MAX_POINTS) this.thin(trace);
+      this.fit(last);
+    }
+
+    replace(points) {
+      const trace = this.measured;
+      trace.x = [];
+      trace.y = [];
+      this.append(points);
+      this.isDirty = true;
+    }
+
+    /* Halve the older part; the newest hundred points stay as they came. */
+    thin(trace) {
+      const keep = (_, i) => i >= trace.x.length - 100 || i % 2 === 0;
+      const y = trace.y.filter(keep);
+      trace.x = trace.x.filter(keep);
+      trace.y = y;
+    }
+
+    fit(last) {
+      const { xaxis, yaxis, meta } = this.figure.layout;
+      if (last > xaxis.range[1]) {
+        xaxis.range = [0, last * 1.1];
+        for (const trace of this.figure.data) {
+          if (trace.meta && trace.meta.spans === "x") trace.x = trace.x.map((x) => (x > 0 ? xaxis.range[1] : 0));
+        }
+      }
+      if (meta.from_zero) {
+        const top = Math.max(...this.figure.data.flatMap((trace) => trace.y));
+        if (top > 0) yaxis.range = [0, top * 1.08];
+      }
+    }
+
+    async draw() {
+      this.isDirty = false;
+      this.drawnAt = performance.now();
+      const Plotly = await loadPlotly(document.body.dataset.plotly || this.element.dataset.plotly);
+      const { data, layout } = resolve(this.figure);
+      layout.height = this.plot.clientHeight || 168;
+      layout.autosize = true;
+      if (!this.isDrawn) this.plot.replaceChildren();
+      await Plotly.react(this.plot, data, layout, CONFIG);
+      this.isDrawn = true;
+      this.element.dataset.drawn = String(this.measured.x.length);
+    }
+  }
+
+  const tick = () => {
+    const now = performance.now();
+    for (const chart of charts.values()) {
+      if (chart.isVisible && chart.isDirty && now - chart.drawnAt >= REDRAW_MS) chart.draw();
+    }
+  };
+
+  const redrawAll = () => charts.forEach((chart) => { chart.isDirty = true; if (chart.isVisible) chart.draw(); });
+
+  const observer = new IntersectionObserver((entries) => {
+    for (const entry of entries) {
+      const chart = charts.get(entry.target);
+      if (!chart) continue;
+      chart.isVisible = entry.isIntersecting;
+      if (chart.isVisible && chart.isDirty) chart.draw();
+    }
+  }, { rootMargin: "80px" });
+
+  const mount = () => {
+    for (const [element] of charts) {
+      if (!element.isConnected) { observer.unobserve(element); charts.delete(element); }
+    }
+    for (const element of document.querySelectorAll("[data-chart]")) {
+      if (charts.has(element)) continue;
+      charts.set(element, new Chart(element));
+      observer.observe(element);
+    }
+  };
+
+  const each = (source, metric, act) => charts.forEach((chart) => {
+    const { meta } = chart.measured;
+    if (meta.source === source && meta.metric === metric) act(chart);
+  });
+
+  window.slipway = window.slipway || {};
+  window.slipway.charts = {
+    mount,
+    append: (source, metric, points) => each(source, metric, (chart) => chart.append(points)),
+    replace: (source, metric, points) => each(source, metric, (chart) => chart.replace(points)),
+    lastInstant: () => Math.max(0, ...[...charts.values()].map((chart) => {
+      const { x } = chart.measured;
+      return x.length ? chart.figure.layout.meta.start_ms + x[x.length - 1] : 0;
+    })),
+    has: () => charts.size > 0,
+  };
+
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
+  new MutationObserver(redrawAll).observe(document.documentElement, { attributeFilter: ["data-theme"] });
+  setInterval(tick, 500);
+  mount();
+})();

@@ -1,0 +1,153 @@
+/* One stream per page, many topics on it. Reads server-sent events through fetch, because only
+   then can a stream that this page closed itself be taken up again by Last-Event-ID.
+
+   An element with data-live-ticket and data-live-topics asks for the stream. Listeners get DOM
+   events on document: live:frame {topic, event, data}, live:resync, live:poll, live:status. */
+(() => {
+  "use strict";
+  const holder = document.querySelector("[data-live-topics]");
+  if (!holder) return;
+  const POLL_MS = 5000;
+  const RETRY_MS = [500, 1000, 2000, 4000, 8000, 15000, 30000];
+  const SILENCE_MS = 40000; // the server pings every 15 s
+  const state = { lastId: "", errors: 0, heardAt: 0, frameAt: Date.now(), status: "connecting", stop: null, timer: 0, closed: false };
+
+  const say = (name, detail) => document.dispatchEvent(new CustomEvent(`live:${name}`, { detail }));
+  const clock = (ms) => new Date(ms).toLocaleTimeString("en-GB");
+
+  const setStatus = (status) => {
+    if (state.status === status) return;
+    state.status = status;
+    document.documentElement.dataset.live = status;
+    stamp();
+    say("status", { status });
+  };
+
+  const stamp = () => {
+    const age = Math.round((Date.now() - state.frameAt) / 1000);
+    const words = {
+      live: age < 60 ? `live · ${Math.max(1, age)} s` : "live",
+      connecting: `connecting, as of ${clock(state.frameAt)}`,
+      polling: `every 5 s, as of ${clock(state.frameAt)}`,
+      stale: `as of ${clock(state.frameAt)}`,
+      closed: "",
+    };
+    for (const element of document.querySelectorAll("[data-stamp]")) {
+      element.textContent = words[state.status];
+      element.dataset.state = state.status;
+      element.hidden = state.status === "closed";
+    }
+  };
+
+  const receive = ({ id, event, data }) => {
+    state.heardAt = Date.now();
+    if (id) state.lastId = id;
+    if (event === "bye") return;
+    if (event === "resync") { say("resync"); return; }
+    if (event === "stale") { setStatus("stale"); return; }
+    setStatus("live");
+    if (!data) return;
+    state.frameAt = Date.now();
+    let body;
+    try { body = JSON.parse(data); } catch { return; }
+    say("frame", { event: event || "message", topic: body.t, data: body.d ?? body });
+  };
+
+  /* The text format of server-sent events: fields by line, a frame ends with an empty line. */
+  const parser = () => {
+    let rest = "";
+    let frame = { id: "", event: "", data: "" };
+    return (text) => {
+      rest += text;
+      const lines = rest.split("\n");
+      rest = lines.pop();
+      for (const raw of lines) {
+        const line = raw.replace(/\r$/, "");
+        if (line === "") {
+          if (frame.event || frame.data) receive(frame);
+          else state.heardAt = Date.now();
+          frame = { id: "", event: "", data: "" };
+        } else if (!line.startsWith(":")) {
+          const [, field, value] = line.match(/^([^:]+):? ?(.*)$/) || [];
+          if (field === "data") frame.data += (frame.data ? "\n" : "") + value;
+          else if (field === "id" || field === "event") frame[field] = value;
+        }
+      }
+    };
+  };
+
+  /* A ticket lives at most an hour: the page's own address gives a fresh one. */
+  const renewTicket = async () => {
+    const page = await fetch(location.href, { credentials: "same-origin" });
+    if (page.redirected && new URL(page.url).pathname !== location.pathname) { location.assign(page.url); return; }
+    const fresh = new DOMParser().parseFromString(await page.text(), "text/html").querySelector("[data-live-ticket]");
+    if (fresh) holder.dataset.liveTicket = fresh.dataset.liveTicket;
+  };
+
+  const connect = async () => {
+    clearTimeout(state.timer);
+    if (state.closed || document.hidden || state.stop) return;
+    const control = new AbortController();
+    state.stop = control;
+    let watch = 0;
+    try {
+      const query = new URLSearchParams({ ticket: holder.dataset.liveTicket, topics: holder.dataset.liveTopics });
+      const headers = { Accept: "text/event-stream" };
+      if (state.lastId) headers["Last-Event-ID"] = state.lastId;
+      const answer = await fetch(`/live/?${query}`, { headers, signal: control.signal, cache: "no-store" });
+      if (answer.status === 401 || answer.status === 403) { await renewTicket(); throw new Error("ticket"); }
+      if (!answer.ok || !answer.body) throw new Error(`status ${answer.status}`);
+      state.errors = 0;
+      state.heardAt = Date.now();
+      if (state.wasOpen && !state.lastId) say("resync");
+      state.wasOpen = true;
+      setStatus("live");
+      watch = setInterval(() => { if (Date.now() - state.heardAt > SILENCE_MS) control.abort(); }, 5000);
+      const feed = parser();
+      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+      for (;;) {
+        const { done, value } = await reader.read();
+        if (done) break;
+        feed(value);
+      }
+      state.errors += 1; // the server ended it: a restart; come back soon
+    } catch {
+      state.errors += 1;
+    }
+    clearInterval(watch);
+    if (state.stop !== control) return;
+    state.stop = null;
+    if (state.closed || document.hidden) return;
+    setStatus(state.errors >= 2 ? "polling" : "connecting");
+    const wait = RETRY_MS[Math.min(state.errors - 1, RETRY_MS.length - 1)];
+    state.timer = setTimeout(connect, wait * (0.7 + Math.random() * 0.6));
+  };
+
+  const disconnect = () => {
+    clearTimeout(state.timer);
+    const control = state.stop;
+    state.stop = null;
+    if (control) control.abort();
+  };
+
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) disconnect();
+    else if (!state.closed) { state.errors = 0; connect(); }
+  });
+  addEventListener("pagehide", disconnect);
+  addEventListener("pageshow", (event) => { if (event.persisted) connect(); });
+
+  setInterval(stamp, 1000);
+  setInterval(() => {
+    if (!state.closed && !document.hidden && state.status !== "live") say("poll");
+  }, POLL_MS);
+
+  window.slipway = window.slipway || {};
+  window.slipway.live = {
+    close: () => { state.closed = true; disconnect(); setStatus("closed"); },
+    heard: () => { state.frameAt = Date.now(); stamp(); }, // a poll brought fresh data
+    drop: () => { const control = state.stop; if (control) control.abort(); }, // for tests: cut the line
+    state,
+  };
+  connect();
+})();

@@ -1,0 +1,169 @@
+"""What the components on a page are made of: pure data, built by views, drawn by templates."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from webapp.core import units
+from webapp.core.units import Quantity
+
+WHISKER_SPAN = 1.9  # the axis reaches from value / span to value * span, on a log scale
+UNIT_FORMATS = {
+    "bytes": units.memory,
+    "seconds": units.duration,
+    "tokens_per_second": units.tokens_rate,
+    "usd": units.money,
+    "bytes_per_second": units.bandwidth,
+    "flops_per_second": units.flops,
+    "parameters": units.parameters,
+}
+# Every tensor class of the planner is drawn as one of six terms, always in this order.
+TERMS = (
+    ("weights", "Weights", ("weights", "adapters")),
+    ("kv-cache", "KV cache", ("kv_cache",)),
+    ("activations", "Activations", ("activations",)),
+    ("gradients", "Gradients", ("gradients",)),
+    ("optimizer", "Optimiser", ("optimizer_states",)),
+    ("overhead", "Overhead", ("buffers", "runtime_overhead")),
+)
+
+
+def quantity(value: float, unit: str) -> Quantity:
+    """Return ``value`` in base units ready to show; an unknown unit is shown as it is."""
+    form = UNIT_FORMATS.get(unit)
+    return form(value) if form else Quantity(units.number(value), unit)
+
+
+class Span(NamedTuple):
+    """Where something begins and how wide it is, in per cent of its drawing."""
+
+    start: float
+    width: float
+
+    @property
+    def end(self) -> float:
+        """Return where it ends, in per cent."""
+        return self.start + self.width
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number with all that belongs to it: unit, 80 % interval, provenance, measured value."""
+
+    label: str
+    value: float
+    unit: str
+    low: float | None = None
+    high: float | None = None
+    provenance: str = "modelled"  # modelled, published or measured
+    note: str = ""
+    href: str = ""
+    measured: float | None = None
+
+    @property
+    def shown(self) -> Quantity:
+        """Return the measured value where there is one, else the predicted one."""
+        return quantity(self.value if self.measured is None else self.measured, self.unit)
+
+    @property
+    def interval_words(self) -> str:
+        """Return the interval as its two ends, or nothing."""
+        if self.low is None or self.high is None:
+            return ""
+        low, high = quantity(self.low, self.unit), quantity(self.high, self.unit)
+        start = low.value if low.unit == high.unit else str(low)
+        return f"{start}{units.DASH}{high}"
+
+    @property
+    def has_whisker(self) -> bool:
+        """Return whether there is an interval that can be drawn."""
+        return bool(self.low and self.high and self.value > 0 and self.low > 0)
+
+    def _at(self, value: float) -> float:
+        """Return where ``value`` stands on the axis, in per cent."""
+        marks = [self.value, self.low or self.value, self.high or self.value]
+        marks += [self.measured] if self.measured else []
+        reach = max(abs(math.log(mark / self.value)) for mark in marks) * 1.15
+        span = max(reach, math.log(WHISKER_SPAN))
+        return round(50 + 50 * math.log(value / self.value) / span, 1)
+
+    @property
+    def band(self) -> Span:
+        """Return the interval's place on the axis."""
+        low = self._at(self.low or self.value)
+        return Span(low, round(self._at(self.high or self.value) - low, 1))
+
+    @property
+    def mid(self) -> float:
+        """Return the prediction's place on the axis."""
+        return self._at(self.value)
+
+    @property
+    def dot(self) -> float | None:
+        """Return the measured value's place on the axis."""
+        return self._at(self.measured) if self.measured else None
+
+
+class Segment(NamedTuple):
+    """One term of a memory bar."""
+
+    term: str
+    name: str
+    span: Span
+    words: str
+
+
+@dataclass(frozen=True)
+class MemoryRow:
+    """One device or pipeline stage: what fills it, and what it holds."""
+
+    label: str
+    segments: tuple[Segment, ...]
+    total_bytes: float
+    capacity_bytes: float
+    needle: float | None = None  # measured peak, in per cent of the bar
+
+    @property
+    def capacity(self) -> float:
+        """Return where the capacity stands, in per cent; 100 while everything fits."""
+        return round(100 * min(1.0, self.capacity_bytes / max(self.total_bytes, 1.0)), 2)
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether more is needed than there is."""
+        return self.total_bytes > self.capacity_bytes
+
+    @property
+    def words(self) -> str:
+        """Return ``21.0 / 23.1 GiB``."""
+        total, capacity = units.memory(self.total_bytes), units.memory(self.capacity_bytes)
+        start = total.value if total.unit == capacity.unit else str(total)
+        return f"{start} / {capacity}"
+
+
+def memory_row(
+    label: str,
+    breakdown: Mapping[str, float],
+    capacity_bytes: float,
+    measured_bytes: float | None = None,
+) -> MemoryRow:
+    """Return the bar of one device from bytes by tensor class."""
+    total = float(sum(breakdown.values()))
+    full = max(total, capacity_bytes, 1.0)
+    segments, at = [], 0.0
+    for term, name, classes in TERMS:
+        size = sum(breakdown.get(part, 0.0) for part in classes)
+        if size > 0:
+            width = 100 * size / full
+            words = f"{name} {units.memory(size)}"
+            segments.append(Segment(term, name, Span(round(at, 2), round(width, 2)), words))
+            at += width
+    needle = round(100 * measured_bytes / full, 2) if measured_bytes else None
+    return MemoryRow(label, tuple(segments), total, capacity_bytes, needle)
+
+
+def legend(rows: Sequence[MemoryRow]) -> list[Segment]:
+    """Return one segment per term that any of ``rows`` shows, in their fixed order."""
+    seen = {segment.term: segment for row in rows for segment in row.segments}
+    return [seen[term] for term, _, _ in TERMS if term in seen]

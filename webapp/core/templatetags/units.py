@@ -1,0 +1,103 @@
+"""Filters that turn base units into what people read; see ``webapp/core/units.py``."""
+
+from datetime import datetime
+
+from django import template
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from webapp.core import units
+from webapp.core.clock import now
+from webapp.core.display import quantity
+from webapp.core.units import Quantity
+
+register = template.Library()
+
+Number = float | int | None
+NOTHING = "—"
+
+
+def _html(shown: Quantity) -> SafeString:
+    """Return value and unit, the unit lighter."""
+    return format_html('{}<span class="unit">{}</span>', shown.value, shown.unit)
+
+
+@register.filter(name="quantity")
+def quantity_html(value: Number, unit: str) -> SafeString | str:
+    """Return a number in base units with its unit as HTML: ``{{ 1e9|quantity:"bytes" }}``."""
+    return NOTHING if value is None else _html(quantity(value, unit))
+
+
+@register.filter
+def memory(value: Number) -> str:
+    """Return bytes as text: ``21.0 GiB``."""
+    return NOTHING if value is None else str(units.memory(value))
+
+
+@register.filter
+def gib(value: Number) -> str:
+    """Return bytes as a bare number of GiB, for columns."""
+    return NOTHING if value is None else units.gib(value)
+
+
+@register.filter
+def bandwidth(value: Number) -> str:
+    """Return bytes per second as text: ``18.0 GB/s``."""
+    return NOTHING if value is None else str(units.bandwidth(value))
+
+
+@register.filter
+def flops(value: Number) -> str:
+    """Return FLOP per second as text: ``1.20 TFLOP/s``."""
+    return NOTHING if value is None else str(units.flops(value))
+
+
+@register.filter
+def parameters(value: Number) -> str:
+    """Return a parameter count as text: ``8.03 B``."""
+    return NOTHING if value is None else str(units.parameters(value))
+
+
+@register.filter
+def count(value: Number) -> str:
+    """Return a whole number with thin separators."""
+    return NOTHING if value is None else f"{value:,.0f}".replace(",", units.THIN)
+
+
+@register.filter
+def number(value: Number) -> str:
+    """Return a number with three significant digits."""
+    return NOTHING if value is None else units.number(value)
+
+
+@register.filter
+def duration(value: Number) -> str:
+    """Return seconds as text in one unit: ``31 ms``, ``2.1 min``."""
+    return NOTHING if value is None else str(units.duration(value))
+
+
+@register.filter
+def clock(value: Number) -> str:
+    """Return seconds as text in whole parts: ``1 h 40 min``."""
+    return NOTHING if value is None else units.clock(value)
+
+
+@register.filter
+def about(value: Number) -> str:
+    """Return seconds as an estimate: ``about 13 min``."""
+    return NOTHING if value is None else units.about(value)
+
+
+@register.filter
+def percent(value: Number) -> str:
+    """Return a ratio as per cent."""
+    return NOTHING if value is None else units.percent(value)
+
+
+@register.filter
+def ago(value: datetime | None) -> str:
+    """Return how long ago an instant was: ``3 min ago``."""
+    if value is None:
+        return "never"
+    seconds = (now() - value).total_seconds()
+    return "just now" if seconds < 5 else f"{units.clock(seconds)} ago"  # noqa: PLR2004 -- a breath

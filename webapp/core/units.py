@@ -1,0 +1,125 @@
+"""Numbers as people read them: value and unit apart, never more digits than they are worth.
+
+Memory is in GiB (1024-based, as tools report it), bandwidth in GB/s (1000-based, as vendors do).
+"""
+
+import math
+from typing import NamedTuple
+
+THIN = "\u202f"  # narrow no-break space: separates thousands, and a value from its unit
+MINUS = "\u2212"
+DASH = "\u2013"  # en dash, between the ends of a range
+TIMES = "\u00d7"
+MINUTE = 60.0
+HOUR = 3600.0
+DAY = 86400.0
+
+
+class Quantity(NamedTuple):
+    """A number and its unit, both ready to show."""
+
+    value: str
+    unit: str
+
+    def __str__(self) -> str:
+        return f"{self.value}{THIN}{self.unit}" if self.unit else self.value
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Return ``value`` with at least ``digits`` significant digits and thin thousands."""
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else "—"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    text = f"{value:,.{min(decimals, 6)}f}".replace(",", THIN)
+    return text.replace("-", MINUS)
+
+
+def _scaled(value: float, base: float, units: tuple[str, ...], digits: int = 3) -> Quantity:
+    """Return ``value`` in the largest unit in which it is at least one."""
+    power = 0
+    while abs(value) >= base and power < len(units) - 1:
+        value, power = value / base, power + 1
+    return Quantity(number(value, digits) if power else f"{value:.0f}", units[power])
+
+
+def memory(value: float) -> Quantity:
+    """Return bytes as B, KiB, MiB or GiB."""
+    return _scaled(value, 1024, ("B", "KiB", "MiB", "GiB"))
+
+
+def gib(value: float) -> str:
+    """Return bytes as a number of GiB with one or two decimals, for columns that line up."""
+    in_gib = value / 1024**3
+    return f"{in_gib:,.1f}".replace(",", THIN) if in_gib >= 1 else f"{in_gib:.2f}"
+
+
+def bandwidth(value: float) -> Quantity:
+    """Return bytes per second as MB/s, GB/s or TB/s."""
+    return _scaled(value, 1000, ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"))
+
+
+def flops(value: float) -> Quantity:
+    """Return FLOP per second as GFLOP/s or TFLOP/s."""
+    return _scaled(value, 1000, ("FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"))
+
+
+def tokens_rate(value: float) -> Quantity:
+    """Return tokens per second."""
+    return Quantity(number(value), "tok/s")
+
+
+def parameters(value: float) -> Quantity:
+    """Return a parameter count as M, B or T."""
+    return _scaled(value, 1000, ("", "K", "M", "B", "T"))
+
+
+def money(value: float) -> Quantity:
+    """Return US dollars."""
+    return Quantity(number(value, 2 if value < 1 else 3), "$")
+
+
+def duration(value: float) -> Quantity:
+    """Return seconds in the unit that people use: ms, s, min, h or days."""
+    if value < 1:
+        return Quantity(number(value * 1000, 2), "ms")
+    if value < MINUTE:
+        return Quantity(number(value, 2), "s")
+    if value < HOUR:
+        return Quantity(number(value / MINUTE, 2), "min")
+    if value < 2 * DAY:
+        return Quantity(number(value / HOUR, 2), "h")
+    return Quantity(number(value / DAY, 2), "days")
+
+
+def clock(value: float) -> str:
+    """Return seconds as whole parts: ``2 min 5 s``, ``1 h 40 min``, ``3 days 2 h``."""
+    seconds = round(value)
+    if seconds < MINUTE:
+        return f"{seconds} s"
+    for size, name, small, small_name in (
+        (DAY, "d", HOUR, "h"),
+        (HOUR, "h", MINUTE, "min"),
+        (MINUTE, "min", 1.0, "s"),
+    ):
+        if seconds >= size:
+            rest = int(seconds % size // small)
+            return f"{int(seconds // size)} {name}" + (f" {rest} {small_name}" if rest else "")
+    return f"{seconds} s"
+
+
+def about(value: float) -> str:
+    """Return seconds as an honest estimate: ``about 13 min``, never false precision."""
+    if value < 10:  # noqa: PLR2004 -- below ten seconds a digit would be a lie
+        return "a few seconds"
+    if value < 55:  # noqa: PLR2004 -- from here on it rounds to a minute
+        return f"about {round(value / 5) * 5} s"
+    if value < HOUR:
+        return f"about {max(1, round(value / MINUTE))} min"
+    return f"about {clock(round(value / 600) * 600)}"
+
+
+def percent(value: float) -> str:
+    """Return a ratio as per cent: ``5.8 %``, ``41 %``."""
+    scaled = value * 100
+    decimals = 1 if abs(scaled) < 10 else 0  # noqa: PLR2004 -- two digits say enough
+    return f"{scaled:.{decimals}f}{THIN}%".replace("-", MINUS)
