@@ -1,0 +1,156 @@
+"""Measure what the house promises about speed, as seconds and as ratios of one run."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import httpx
+from django.core.management.base import BaseCommand, CommandError
+
+from planner.api import estimate, plan
+from planner.specs.estimate import EstimateRequest
+from planner.specs.plan import PlanRequest
+
+ROOT = Path(__file__).resolve().parents[4]
+ROUNDS = 5
+SERVE = {
+    "model": "meta-llama/Llama-3.1-8B",
+    "cluster": {"device": "h100-sxm-80gb", "devices_per_node": 8, "nodes": 1},
+    "workload": {"kind": "serve", "input_tokens": 2048, "output_tokens": 128},
+}
+START_LIMIT_S = 120.0
+
+
+class Figure(NamedTuple):
+    """One measured number."""
+
+    name: str
+    value: float
+    unit: str
+
+
+def planner_import() -> Iterator[Figure]:
+    """Measure `import planner.api` against a Python that imports nothing."""
+    empty = median(_timed(lambda: _python("pass")) for _ in range(ROUNDS))
+    planner = median(_timed(lambda: _python("import planner")) for _ in range(ROUNDS))
+    doors = median(_timed(lambda: _python("import planner.api")) for _ in range(ROUNDS))
+    yield Figure("Python alone", empty, "s")
+    yield Figure("import planner", planner - empty, "s")
+    yield Figure("import planner.api", doors - empty, "s")
+
+
+def estimates() -> Iterator[Figure]:
+    """Measure how many fixed strategies are costed per second."""
+    request = EstimateRequest.model_validate(SERVE | {"strategy": {"tensor_parallel_size": 2}})
+    estimate(request)
+    seconds = median(_timed(lambda: estimate(request)) for _ in range(100))
+    yield Figure("one estimate", seconds, "s")
+    yield Figure("estimates", 1 / seconds, "1/s")
+
+
+def replan() -> Iterator[Figure]:
+    """Measure what the wizard waits for after each change, against one estimate."""
+    request = PlanRequest.model_validate(SERVE)
+    fixed = EstimateRequest.model_validate(SERVE | {"strategy": {"tensor_parallel_size": 2}})
+    plan(request)
+    seconds = median(_timed(lambda: plan(request)) for _ in range(ROUNDS))
+    one = median(_timed(lambda: estimate(fixed)) for _ in range(ROUNDS))
+    yield Figure("re-plan", seconds, "s")
+    yield Figure("re-plan / one estimate", seconds / one, "ratio")
+
+
+def start() -> Iterator[Figure]:
+    """Measure `manage.py up` on an empty data folder, then on the same one again."""
+    with tempfile.TemporaryDirectory(prefix="slipway-bench-") as data:
+        first = _seconds_to_first_page(Path(data))
+        warm = _seconds_to_first_page(Path(data))
+    yield Figure("first start (database, enrolment) to first page", first, "s")
+    yield Figure("warm start to first page", warm, "s")
+
+
+BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
+    "import": planner_import,
+    "estimate": estimates,
+    "replan": replan,
+    "start": start,
+}
+
+
+class Command(BaseCommand):
+    """Run one bench or all of them."""
+
+    requires_system_checks = ()
+    help = "Measure speed: import, estimate, replan, start. Without a name, all of them."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Offer the names and a machine-readable form."""
+        parser.add_argument("name", nargs="?", choices=sorted(BENCHES))
+        parser.add_argument("--json", action="store_true", help="one JSON document instead")
+
+    def handle(self, *_arguments: Any, **options: Any) -> None:
+        """Print the figures; run it on a quiet machine, and compare ratios rather than seconds."""
+        names = [options["name"]] if options["name"] else list(BENCHES)
+        figures = [figure for name in names for figure in BENCHES[name]()]
+        if options["json"]:
+            self.stdout.write(json.dumps([figure._asdict() for figure in figures], indent=2))
+            return
+        for figure in figures:
+            self.stdout.write(f"{figure.name:50} {figure.value:12.4g} {figure.unit}")
+
+
+def _timed(run: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+def _python(code: str) -> None:
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def _seconds_to_first_page(data: Path) -> float:
+    """Start Slipway, wait for its sign-in page, stop it, and return how long the page took."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "manage.py", "up", "--port", str(port)]
+    environment = os.environ | {"SLIPWAY_DATA_DIR": str(data)}
+    with (data / "up.log").open("ab") as log:
+        up = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+    started = time.perf_counter()
+    try:
+        while not _has_page(f"http://127.0.0.1:{port}/"):
+            if up.poll() is not None or time.perf_counter() - started > START_LIMIT_S:
+                raise CommandError(f"`up` gave no page: {(data / 'up.log').read_text()[-500:]}")
+            time.sleep(0.02)
+        seconds = time.perf_counter() - started
+        _wait_for_words(data / "up.log", "Slipway is ready", up)
+        return seconds
+    finally:
+        up.terminate()
+        up.wait()
+
+
+def _has_page(url: str) -> bool:
+    try:
+        return httpx.get(url, follow_redirects=True, timeout=5).is_success
+    except httpx.HTTPError:
+        return False
+
+
+def _wait_for_words(log: Path, words: str, up: subprocess.Popen[bytes]) -> None:
+    """Let a first start finish, so that the next one finds an enrolled host."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while words not in log.read_text("utf-8"):
+        if up.poll() is not None or time.monotonic() > deadline:
+            raise CommandError(f"`up` did not become ready: {log.read_text()[-500:]}")
+        time.sleep(0.05)
