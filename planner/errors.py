@@ -61,15 +61,6 @@ class UnknownModelError(UnknownNameError):
 
 
 @dataclass(eq=False)
-class UnknownEngineError(UnknownNameError):
-    """No engine has this name."""
-
-    code: str = "unknown_engine"
-
-    __str__ = PlannerError.__str__
-
-
-@dataclass(eq=False)
 class UnknownTechniqueError(UnknownNameError):
     """The technique registry has no such key."""
 

@@ -16,7 +16,10 @@ class DeviceSpec(SparseSpec):
     """One device. ``provenance`` says whether its rates are measured here or published.
 
     Measured rates are what a microbenchmark reached; published ones are datasheet peaks, of which
-    an engine reaches a part. ``op_overhead_seconds`` is the cost of issuing one small operator.
+    an engine reaches a part (``achieved_flops_per_second`` where somebody published the best
+    matrix product). ``op_overhead_seconds`` is the cost of issuing one small operator;
+    ``weight_stream_bytes_per_second`` is the rate at which a matrix-vector product reads stored
+    weights of a dtype, where it was measured apart from the memory bandwidth.
     """
 
     id: str = "custom"
@@ -26,12 +29,14 @@ class DeviceSpec(SparseSpec):
     memory_bytes: PositiveInt
     memory_bandwidth_bytes_per_second: PositiveFloat
     peak_flops_per_second: dict[Dtype, PositiveFloat] = Field(min_length=1)
+    achieved_flops_per_second: dict[Dtype, PositiveFloat] = Field(default_factory=dict)
     intra_node_bandwidth_bytes_per_second: PositiveFloat | None = None
     host_to_device_bandwidth_bytes_per_second: PositiveFloat | None = None
     link: str | None = None
     tdp_watts: PositiveFloat | None = None
     price_usd_per_hour: NonNegativeFloat | None = None
     op_overhead_seconds: NonNegativeFloat | None = None
+    weight_stream_bytes_per_second: dict[Dtype, PositiveFloat] = Field(default_factory=dict)
     usable_memory_ratio: Ratio | None = None
     provenance: Literal["measured", "published"] = "published"
     source: str | None = None

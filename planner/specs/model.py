@@ -44,7 +44,8 @@ class ModelSpec(SparseSpec):
     attention_output_bias: bool = False
     mlp_bias: bool = False
     learned_positions: NonNegativeInt = 0
-    embedding_norm: bool = False
+    norm_bias: bool = False
+    lm_head_bias: bool = False
     attention_layers: tuple[AttentionLayers, ...] = ()
     num_experts: NonNegativeInt = 0
     num_experts_per_tok: NonNegativeInt = 0

@@ -1,0 +1,99 @@
+"""The device catalog: dense peaks, bandwidths and sizes, by slug or alias."""
+
+import csv
+import re
+from functools import cache
+
+from planner.catalog.nearest import nearest_names
+from planner.catalog.reading import data_text
+from planner.errors import UnknownDeviceError
+from planner.specs.base import Dtype
+from planner.specs.cluster import DeviceSpec
+
+AS_OF = "2026-08"
+DTYPE_BY_COLUMN: dict[str, Dtype] = {
+    "peak_fp32": "fp32",
+    "peak_tf32": "tf32",
+    "peak_bf16": "bf16",
+    "peak_fp16": "fp16",
+    "peak_fp8": "fp8",
+    "peak_int8": "int8",
+    "peak_fp4": "nvfp4",
+    "peak_int4": "int4",
+}
+ACHIEVED_BY_COLUMN: dict[str, Dtype] = {"achieved_bf16": "bf16", "achieved_fp8": "fp8"}
+NUMBERS = (
+    "memory_bandwidth_bytes_per_second",
+    "intra_node_bandwidth_bytes_per_second",
+    "host_to_device_bandwidth_bytes_per_second",
+    "tdp_watts",
+)
+TEXTS = ("id", "name", "vendor", "kind", "link", "source", "notes")
+
+
+def device_slug(name: str) -> str:
+    """Return a device's name as its catalog id: lower case, other characters as one hyphen.
+
+    >>> device_slug("H100-SXM5-80GB")
+    'h100-sxm5-80gb'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def _rates(row: dict[str, str], columns: dict[str, Dtype]) -> dict[Dtype, float]:
+    return {dtype: float(row[column]) for column, dtype in columns.items() if row[column]}
+
+
+def _device(row: dict[str, str]) -> DeviceSpec:
+    fields: dict[str, object] = {name: row[name] or None for name in TEXTS}
+    fields.update({name: float(row[name]) for name in NUMBERS if row[name]})
+    return DeviceSpec.model_validate(
+        {
+            **fields,
+            "memory_bytes": int(row["memory_bytes"]),
+            "peak_flops_per_second": _rates(row, DTYPE_BY_COLUMN),
+            "achieved_flops_per_second": _rates(row, ACHIEVED_BY_COLUMN),
+            "aliases": tuple(a for a in row["aliases"].split(";") if a),
+            "as_of": AS_OF,
+        }
+    )
+
+
+@cache
+def _devices() -> dict[str, DeviceSpec]:
+    rows = csv.DictReader(data_text("devices.csv").splitlines())
+    complete = [row for row in rows if any(row[column] for column in DTYPE_BY_COLUMN)]
+    return {row["id"]: _device(row) for row in complete}
+
+
+@cache
+def _ids_by_name() -> dict[str, str]:
+    names: dict[str, str] = {}
+    for device in _devices().values():
+        for name in (*device.aliases, device.name or device.id):
+            names.setdefault(device_slug(name), device.id)
+    return {**names, **{device_id: device_id for device_id in _devices()}}
+
+
+def list_devices() -> tuple[DeviceSpec, ...]:
+    """Return every device of the catalog, in the order of its file."""
+    return tuple(_devices().values())
+
+
+def get_device(name: str) -> DeviceSpec:
+    """Return a device by id, alias or full name.
+
+    Raises:
+        UnknownDeviceError: the catalog has no such name; the message gives the nearest ones.
+    """
+    found = _ids_by_name().get(device_slug(name))
+    if found is None:
+        nearest = nearest_names(device_slug(name), _ids_by_name())
+        raise UnknownDeviceError(
+            f"no device {name!r} in the catalog; nearest: {', '.join(nearest) or 'none'}; "
+            "any other device can be given as an object with memory_bytes, "
+            "memory_bandwidth_bytes_per_second and peak_flops_per_second",
+            "cluster.device",
+            nearest=nearest,
+        )
+    return _devices()[found]

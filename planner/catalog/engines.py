@@ -1,0 +1,105 @@
+"""The engines: their defaults, and the efficiencies that hold before a host is measured.
+
+A figure is looked up in the engine's own table first and in that of the device's kind second.
+"""
+
+import hashlib
+from functools import cache
+from typing import Any, Literal
+
+from pydantic import Field
+
+from planner.catalog.reading import data_text, data_toml
+from planner.specs.base import Dtype, Spec
+from planner.specs.cluster import DeviceKind
+
+DEFAULT_ENGINE = "torch"
+EngineRole = Literal["runner", "serving", "training"]
+
+
+class Engine(Spec):
+    """One engine on one kind of device: shares of published peaks, seconds, counts, defaults."""
+
+    key: str
+    title: str
+    role: EngineRole
+    is_generic: bool = False
+    matmul_efficiency: float = Field(gt=0, le=1)
+    weight_read_efficiency: float = Field(gt=0, le=1)
+    kv_read_efficiency: float = Field(gt=0, le=1)
+    link_efficiency: float = Field(gt=0, le=1)
+    collective_latency_s: float
+    op_overhead_s: float
+    ops_per_layer: float = 0.0
+    layer_overhead_s: float = 0.0
+    request_overhead_s: float = 0.0
+    step_overhead_s: float = 0.0
+    usable_memory_ratio: float
+    memory_utilisation: float = 1.0
+    runtime_overhead_bytes: int
+    max_batch_tokens: int = 0
+    master_weights: bool = True
+    sequence_parallel: bool = False
+    gradient_dtype: Dtype | None = None
+    fp8_kv_cache_with_fp8_weights: bool = False
+
+
+ROLE_DEFAULTS: dict[EngineRole, dict[str, Any]] = {
+    "runner": {},
+    "serving": {
+        "layer_overhead_s": 32e-6,
+        "request_overhead_s": 4e-6,
+        "step_overhead_s": 126e-6,
+        "memory_utilisation": 0.9,
+        "max_batch_tokens": 8192,
+    },
+    "training": {"layer_overhead_s": 32e-6},
+}
+
+
+def list_engines() -> tuple[str, ...]:
+    """Return the keys of every engine that has a table of its own."""
+    return tuple(data_toml("engines.toml")["engines"])
+
+
+def generic_engines() -> dict[str, EngineRole]:
+    """Return the engines that measurements name and that take their role's generic figures."""
+    generic = data_toml("engines.toml")["generic"]
+    return {key: role for role in ("serving", "training") for key in generic[role]}
+
+
+@cache
+def get_engine(key: str | None, kind: DeviceKind) -> Engine:
+    """Return an engine's figures on a kind of device.
+
+    Assumes that an engine without a table of its own behaves as its role does: it comes back
+    with ``is_generic``, which the estimate turns into a warning and wider intervals.
+    """
+    tables = data_toml("engines.toml")
+    name = key or DEFAULT_ENGINE
+    own = tables["engines"].get(name)
+    role: EngineRole = own["role"] if own else generic_engines().get(name, "serving")
+    return Engine.model_validate(
+        {
+            "key": name,
+            "title": name,
+            "role": role,
+            "is_generic": own is None,
+            **tables["kinds"][kind],
+            **ROLE_DEFAULTS[role],
+            **(own or {}),
+        }
+    )
+
+
+@cache
+def sources() -> dict[str, str]:
+    """Return where the figures come from, by topic."""
+    return dict(data_toml("engines.toml")["sources"])
+
+
+@cache
+def calibration_name() -> str:
+    """Return the version and digest of the factors in use, as every answer repeats them."""
+    digest = hashlib.sha256(data_text("engines.toml").encode()).hexdigest()[:12]
+    return f"{data_toml('engines.toml')['version']}:{digest}"

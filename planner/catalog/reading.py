@@ -1,0 +1,17 @@
+"""Read the planner's own data files, once per process."""
+
+import tomllib
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+
+def data_text(name: str) -> str:
+    """Return the text of one file of the catalog."""
+    return files("planner.catalog").joinpath("data", *name.split("/")).read_text("utf-8")
+
+
+@cache
+def data_toml(name: str) -> dict[str, Any]:
+    """Return one TOML file of the catalog, parsed."""
+    return tomllib.loads(data_text(name))

@@ -1,0 +1,77 @@
+"""Time on the links: latency plus volume over bandwidth, for every collective that we plan.
+
+Ring collectives move ``(n-1)/n`` of the payload per pass; an all-reduce is a reduce-scatter and
+an all-gather. At one rank every collective is free.
+"""
+
+from planner.cost.equation import equation
+from planner.cost.quantity import Quantity, where
+
+RING = "Thakur et al. 2005, optimisation of collective communication in MPICH"
+SYMBOLS = {
+    "payload_bytes": "S",
+    "ranks": "n",
+    "link_bytes_per_s": "B",
+    "latency_s": "l",
+    "count": "m",
+}
+
+
+@equation("t = m · (2 · (n-1)/n · S/B + l) for n > 1", unit="s", symbols=SYMBOLS, source=RING)
+def all_reduce_seconds(
+    *,
+    payload_bytes: Quantity,
+    ranks: Quantity,
+    link_bytes_per_s: Quantity,
+    latency_s: Quantity,
+    count: Quantity = 1.0,
+) -> Quantity:
+    """Return the seconds of ``count`` all-reduces of ``payload_bytes`` over ``ranks``."""
+    volume = 2 * (ranks - 1) / ranks * payload_bytes
+    return where(ranks - 1, count * (volume / link_bytes_per_s + latency_s), 0.0)
+
+
+@equation("t = m · ((n-1)/n · S/B + l) for n > 1", unit="s", symbols=SYMBOLS, source=RING)
+def all_gather_seconds(
+    *,
+    payload_bytes: Quantity,
+    ranks: Quantity,
+    link_bytes_per_s: Quantity,
+    latency_s: Quantity,
+    count: Quantity = 1.0,
+) -> Quantity:
+    """Return the seconds of ``count`` all-gathers (or reduce-scatters) of the whole payload."""
+    volume = (ranks - 1) / ranks * payload_bytes
+    return where(ranks - 1, count * (volume / link_bytes_per_s + latency_s), 0.0)
+
+
+@equation("t = (n-1) · m · (S/B + l)", unit="s", symbols=SYMBOLS)
+def point_to_point_seconds(
+    *,
+    payload_bytes: Quantity,
+    ranks: Quantity,
+    link_bytes_per_s: Quantity,
+    latency_s: Quantity,
+    count: Quantity = 1.0,
+) -> Quantity:
+    """Return the seconds of passing a payload through ``ranks`` pipeline stages."""
+    return (ranks - 1) * count * (payload_bytes / link_bytes_per_s + latency_s)
+
+
+@equation(
+    "t = m · (2 · (n-1)/n · S/B + l) for n > 1",
+    unit="s",
+    symbols=SYMBOLS,
+    source="two all-to-alls, dispatch and combine",
+)
+def all_to_all_seconds(
+    *,
+    payload_bytes: Quantity,
+    ranks: Quantity,
+    link_bytes_per_s: Quantity,
+    latency_s: Quantity,
+    count: Quantity = 1.0,
+) -> Quantity:
+    """Return the seconds of dispatching tokens to experts and combining their answers."""
+    volume = 2 * (ranks - 1) / ranks * payload_bytes
+    return where(ranks - 1, count * (volume / link_bytes_per_s + latency_s), 0.0)

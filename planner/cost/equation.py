@@ -1,0 +1,180 @@
+"""A formula and its explanation in one place.
+
+A cost function carries the equation that it computes and the symbol of each argument. A
+``Ledger`` calls it and writes down the equation with the values, so that the explanation on
+screen, the answer and the tests read one record and nothing is written twice.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, update_wrapper
+from typing import Generic, ParamSpec
+
+from planner.cost.quantity import Quantity
+from planner.specs.base import OperatorClass
+from planner.specs.estimate import Input, ProvenanceKind, Term
+
+P = ParamSpec("P")
+
+UNIT_BY_SUFFIX = {
+    "_bytes_per_s": "B/s",
+    "_bytes_per_element": "B",
+    "_flops_per_s": "FLOP/s",
+    "_bytes": "B",
+    "_s": "s",
+    "_flops": "FLOP",
+    "_watts": "W",
+    "_usd": "USD",
+}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value comes from: measured, published or modelled, and by whom."""
+
+    provenance: ProvenanceKind = "modelled"
+    source: str = ""
+
+
+class Equation(Generic[P]):
+    """A pure function of keyword quantities, with the text of what it computes."""
+
+    def __init__(
+        self,
+        compute: Callable[P, Quantity],
+        *,
+        text: str,
+        unit: str,
+        symbols: dict[str, str],
+        source: str,
+    ) -> None:
+        self.compute = compute
+        self.text = text
+        self.unit = unit
+        self.symbols = symbols
+        self.source = source
+        update_wrapper(self, compute)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Quantity:
+        """Return the value of the equation for floats or for numpy columns."""
+        return self.compute(*args, **kwargs)
+
+    @cached_property
+    def key(self) -> str:
+        """Return the name of the function."""
+        return self.compute.__name__
+
+    def inputs(self, values: dict[str, Quantity]) -> tuple[Input, ...]:
+        """Return the arguments with symbol, name and unit."""
+        return tuple(
+            Input(
+                symbol=self.symbols.get(name, name),
+                name=name.replace("_", " "),
+                value=tidy(value),
+                unit=unit_of(name),
+            )
+            for name, value in values.items()
+        )
+
+
+def equation(
+    text: str, *, unit: str, symbols: dict[str, str], source: str = ""
+) -> Callable[[Callable[P, Quantity]], Equation[P]]:
+    """Return a decorator that attaches the equation's text to the function that computes it."""
+
+    def attach(compute: Callable[P, Quantity]) -> Equation[P]:
+        return Equation(compute, text=text, unit=unit, symbols=symbols, source=source)
+
+    return attach
+
+
+def unit_of(name: str) -> str:
+    """Return the unit that an argument's name ends with, or nothing for a plain number."""
+    return next((unit for suffix, unit in UNIT_BY_SUFFIX.items() if name.endswith(suffix)), "")
+
+
+def tidy(value: Quantity) -> float | int:
+    """Return a quantity as the plain number to show: an int when it is a whole one."""
+    number = float(value)
+    return int(number) if number.is_integer() else number
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One recorded evaluation, not yet turned into a document."""
+
+    group: str
+    key: str
+    name: str
+    equation: str
+    unit: str
+    value: float
+    inputs: Callable[[], tuple[Input, ...]]
+    operator_class: OperatorClass | None
+    origin: Origin
+
+
+@dataclass(frozen=True)
+class Line:
+    """Where an evaluation goes in the explanation, and what calibrates it."""
+
+    group: str
+    name: str
+    key: str = ""
+    operator_class: OperatorClass | None = None
+    factor: float = 1.0
+    origin: Origin = field(default_factory=Origin)
+
+
+class Ledger:
+    """The record of every term of one estimate, in the order in which they were computed."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+    def term(
+        self, formula: Equation[P], line: Line, /, *args: P.args, **kwargs: P.kwargs
+    ) -> float:
+        """Return the formula's value times the line's calibration factor, and record both."""
+        value = float(formula(*args, **kwargs)) * line.factor
+        values: dict[str, Quantity] = dict(kwargs)  # type: ignore[arg-type]  # formulas take quantities only
+        text = formula.text
+        if line.factor != 1.0:
+            text = f"({text}) · k"
+            values["calibration_factor"] = line.factor
+        self.entries.append(
+            Entry(
+                group=line.group,
+                key=line.key or formula.key,
+                name=line.name,
+                equation=text,
+                unit=formula.unit,
+                value=value,
+                inputs=lambda: formula.inputs(values),
+                operator_class=line.operator_class,
+                origin=Origin(line.origin.provenance, line.origin.source or formula.source),
+            )
+        )
+        return value
+
+    def value_of(self, group: str, key: str) -> float:
+        """Return the sum of what was recorded under a group and key."""
+        return sum(e.value for e in self.entries if e.group == group and e.key == key)
+
+    def terms(self) -> tuple[Term, ...]:
+        """Return the record as documents."""
+        return tuple(
+            Term(
+                group=entry.group,
+                key=entry.key,
+                name=entry.name,
+                equation=entry.equation,
+                inputs=entry.inputs(),
+                value=entry.value,
+                unit=entry.unit,
+                operator_class=entry.operator_class,
+                provenance=entry.origin.provenance,
+                source=entry.origin.source,
+            )
+            for entry in self.entries
+        )

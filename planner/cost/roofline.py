@@ -1,0 +1,104 @@
+"""The roofline: an operator takes as long as its slower resource."""
+
+from planner.cost.equation import equation
+from planner.cost.quantity import Quantity, larger
+
+ROOFLINE = "Williams et al. 2009, Roofline, CACM 52(4)"
+
+
+@equation(
+    "t = max(F / (peak · e_c), Q / (bandwidth · e_m))",
+    unit="s",
+    symbols={
+        "work_flops": "F",
+        "peak_flops_per_s": "peak",
+        "compute_efficiency": "e_c",
+        "moved_bytes": "Q",
+        "memory_bytes_per_s": "bandwidth",
+        "memory_efficiency": "e_m",
+    },
+    source=ROOFLINE,
+)
+def roofline_seconds(
+    *,
+    work_flops: Quantity,
+    peak_flops_per_s: Quantity,
+    compute_efficiency: Quantity,
+    moved_bytes: Quantity,
+    memory_bytes_per_s: Quantity,
+    memory_efficiency: Quantity,
+) -> Quantity:
+    """Return the seconds of an operator that computes and moves bytes at the same time."""
+    return larger(
+        compute_seconds(
+            work_flops=work_flops,
+            peak_flops_per_s=peak_flops_per_s,
+            compute_efficiency=compute_efficiency,
+        ),
+        memory_seconds(
+            moved_bytes=moved_bytes,
+            memory_bytes_per_s=memory_bytes_per_s,
+            memory_efficiency=memory_efficiency,
+        ),
+    )
+
+
+@equation(
+    "t = F / (peak · e_c)",
+    unit="s",
+    symbols={"work_flops": "F", "peak_flops_per_s": "peak", "compute_efficiency": "e_c"},
+    source=ROOFLINE,
+)
+def compute_seconds(
+    *, work_flops: Quantity, peak_flops_per_s: Quantity, compute_efficiency: Quantity
+) -> Quantity:
+    """Return the seconds of arithmetic at a share of the peak rate."""
+    return work_flops / (peak_flops_per_s * compute_efficiency)
+
+
+@equation(
+    "t = Q / (bandwidth · e_m)",
+    unit="s",
+    symbols={
+        "moved_bytes": "Q",
+        "memory_bytes_per_s": "bandwidth",
+        "memory_efficiency": "e_m",
+    },
+    source=ROOFLINE,
+)
+def memory_seconds(
+    *, moved_bytes: Quantity, memory_bytes_per_s: Quantity, memory_efficiency: Quantity
+) -> Quantity:
+    """Return the seconds of moving bytes at a share of the memory bandwidth."""
+    return moved_bytes / (memory_bytes_per_s * memory_efficiency)
+
+
+@equation(
+    "t = L · (ops · c_op + c_layer) · passes + b · c_request + c_step",
+    unit="s",
+    symbols={
+        "num_layers": "L",
+        "ops_per_layer": "ops",
+        "op_overhead_s": "c_op",
+        "layer_overhead_s": "c_layer",
+        "passes": "passes",
+        "requests": "b",
+        "request_overhead_s": "c_request",
+        "step_overhead_s": "c_step",
+    },
+    source="inference-sim docs/guide/latency-models.md (form of the overhead terms)",
+)
+def overhead_seconds(
+    *,
+    num_layers: Quantity,
+    ops_per_layer: Quantity,
+    op_overhead_s: Quantity,
+    layer_overhead_s: Quantity,
+    requests: Quantity,
+    request_overhead_s: Quantity,
+    step_overhead_s: Quantity,
+    passes: Quantity = 1.0,
+) -> Quantity:
+    """Return the seconds that issuing operators and scheduling a step cost, beside the work."""
+    layers = num_layers * (ops_per_layer * op_overhead_s + layer_overhead_s) * passes
+    return layers + requests * request_overhead_s + step_overhead_s

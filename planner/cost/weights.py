@@ -1,0 +1,98 @@
+"""Where the weights are: bytes per device under tensor, expert and pipeline parallelism.
+
+Quantisation shrinks the linear weights of the layers; embeddings, output head and norms keep
+16 bits. Key and value projections are replicated when there are more ranks than KV heads.
+"""
+
+from planner.cost.equation import equation
+from planner.cost.quantity import Quantity, larger
+from planner.specs.model import ModelSpec
+
+
+@equation(
+    "n = n_qo/t + n_kv · r/k + n_ffn/t + n_experts/x",
+    unit="parameters",
+    symbols={
+        "query_output": "n_qo",
+        "key_value": "n_kv",
+        "feed_forward": "n_ffn",
+        "experts": "n_experts",
+        "tensor_parallel_size": "t",
+        "kv_share": "r/k",
+        "expert_ranks": "x",
+    },
+    source="Megatron-LM, Shoeybi et al. 2019, arXiv:1909.08053",
+)
+def linear_parameters_per_rank(
+    *,
+    query_output: Quantity,
+    key_value: Quantity,
+    feed_forward: Quantity,
+    experts: Quantity,
+    tensor_parallel_size: Quantity,
+    kv_share: Quantity,
+    expert_ranks: Quantity,
+) -> Quantity:
+    """Return the linear weights of the layers that one rank holds."""
+    split = (query_output + feed_forward) / tensor_parallel_size
+    return split + key_value * kv_share + experts / expert_ranks
+
+
+@equation(
+    "W = n_linear · B_w + (n_small + n_vocabulary/t) · B_16",
+    unit="B",
+    symbols={
+        "linear": "n_linear",
+        "small": "n_small",
+        "vocabulary": "n_vocabulary",
+        "tensor_parallel_size": "t",
+        "weight_bytes_per_element": "B_w",
+        "plain_bytes_per_element": "B_16",
+    },
+)
+def weight_bytes(
+    *,
+    linear: Quantity,
+    small: Quantity,
+    vocabulary: Quantity,
+    tensor_parallel_size: Quantity,
+    weight_bytes_per_element: Quantity,
+    plain_bytes_per_element: Quantity,
+) -> Quantity:
+    """Return the bytes of all weights on one device of one pipeline stage."""
+    plain = small + vocabulary / tensor_parallel_size
+    return linear * weight_bytes_per_element + plain * plain_bytes_per_element
+
+
+def kv_heads_share(num_kv_heads: Quantity, tensor_parallel_size: Quantity) -> Quantity:
+    """Return the share of the KV heads on one rank: at least one whole head."""
+    return larger(num_kv_heads / tensor_parallel_size, 1.0) / num_kv_heads
+
+
+def stage_layers(num_layers: int, stages: int) -> tuple[int, ...]:
+    """Return how many layers each pipeline stage holds, the remainder on the middle stages.
+
+    The first and last stages also hold the vocabulary, so they take the smaller share.
+
+    >>> stage_layers(30, 4)
+    (7, 8, 8, 7)
+    """
+    base, extra = divmod(num_layers, stages)
+    order = sorted(range(stages), key=lambda stage: (stage in {0, stages - 1}, stage))
+    larger_stages = set(order[:extra])
+    return tuple(base + (stage in larger_stages) for stage in range(stages))
+
+
+def stage_vocabulary(model: ModelSpec, stage: int, stages: int) -> int:
+    """Return the vocabulary parameters on a stage: embedding first, output head last.
+
+    Tied embeddings are stored once on one device, and on both ends of a pipeline.
+    """
+    hidden = model.hidden_size
+    embedding = (model.vocab_size + model.learned_positions) * hidden
+    head = model.vocab_size * hidden
+    held = embedding if stage == 0 else 0
+    shares_first = model.tie_word_embeddings and stage == 0
+    if stage == stages - 1 and not shares_first:
+        held += head
+    return held
