@@ -10,7 +10,7 @@ from collections import namedtuple
 
 import pytest
 
-from webapp.boot import up
+from webapp.boot import preflight, up
 from webapp.boot.say import Problem
 
 
@@ -24,7 +24,7 @@ def taken_port():
 
 def test_a_taken_port_gets_a_sentence_with_another_port(taken_port):
     with pytest.raises(Problem) as problem:
-        up.check_port("127.0.0.1", taken_port, running=None)
+        preflight.check_port("127.0.0.1", taken_port, running=None)
 
     assert f"Port {taken_port} on 127.0.0.1 cannot be used" in problem.value.fact
     assert f"--port {taken_port + 1}" in problem.value.way_out
@@ -47,9 +47,9 @@ def test_up_says_that_the_port_is_taken_without_a_traceback(taken_port, tmp_path
 
 def test_a_second_up_says_that_one_runs_and_where(tmp_path):
     with (tmp_path / "up.lock").open("a+") as lock:
-        up.take_lock(lock, tmp_path, "http://127.0.0.1:8123")
+        preflight.take_lock(lock, tmp_path, "http://127.0.0.1:8123")
 
-        words = up.running_elsewhere(tmp_path)
+        words = preflight.running_elsewhere(tmp_path)
 
     assert "already runs at http://127.0.0.1:8123" in words
     assert f"process {os.getpid()}" in words
@@ -57,20 +57,20 @@ def test_a_second_up_says_that_one_runs_and_where(tmp_path):
 
 def test_a_second_lock_on_one_data_folder_is_refused(tmp_path):
     with (tmp_path / "up.lock").open("a+") as first, (tmp_path / "up.lock").open("a+") as second:
-        up.take_lock(first, tmp_path, "http://127.0.0.1:8123")
+        preflight.take_lock(first, tmp_path, "http://127.0.0.1:8123")
 
         with pytest.raises(Problem, match="already runs"):
-            up.take_lock(second, tmp_path, "http://127.0.0.1:9000")
+            preflight.take_lock(second, tmp_path, "http://127.0.0.1:9000")
 
 
 def test_the_lock_of_a_process_that_ended_does_not_count(tmp_path):
     (tmp_path / "up.lock").write_text(json.dumps({"pid": 1, "url": "http://old"}))
 
-    assert up.running_elsewhere(tmp_path) is None
+    assert preflight.running_elsewhere(tmp_path) is None
 
 
 def test_the_data_folder_is_for_its_owner_only(tmp_path):
-    up.make_data_folder(tmp_path / "data")
+    preflight.make_data_folder(tmp_path / "data")
 
     assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
 
@@ -79,7 +79,7 @@ def test_a_data_folder_that_is_a_file_gets_a_sentence(tmp_path):
     (tmp_path / "data").write_text("")
 
     with pytest.raises(Problem) as problem:
-        up.make_data_folder(tmp_path / "data")
+        preflight.make_data_folder(tmp_path / "data")
 
     assert "cannot be written" in problem.value.fact
     assert "SLIPWAY_DATA_DIR" in problem.value.way_out
@@ -90,7 +90,7 @@ def test_a_nearly_full_disk_is_refused_before_the_database_is_touched(tmp_path, 
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
 
     with pytest.raises(Problem) as problem:
-        up.make_data_folder(tmp_path)
+        preflight.make_data_folder(tmp_path)
 
     assert "90 MB free" in problem.value.fact
 
@@ -105,21 +105,21 @@ def test_a_nearly_full_disk_is_refused_before_the_database_is_touched(tmp_path, 
     ],
 )
 def test_the_printed_address_can_be_opened_on_this_machine(host, url):
-    assert up.address(host, 8000) == url
+    assert preflight.address(host, 8000) == url
 
 
 def test_a_bound_address_is_an_allowed_host():
-    assert up.allowed_hosts("10.1.2.3", {}) == ["10.1.2.3"]
+    assert preflight.allowed_hosts("10.1.2.3", {}) == ["10.1.2.3"]
 
 
 def test_hosts_that_the_user_allowed_stay_allowed():
-    assert "slipway.example" in up.allowed_hosts(
+    assert "slipway.example" in preflight.allowed_hosts(
         "127.0.0.1", {"SLIPWAY_ALLOWED_HOSTS": "slipway.example"}
     )
 
 
 def test_binding_everywhere_allows_this_machine_s_name():
-    assert socket.gethostname() in up.allowed_hosts("0.0.0.0", {})
+    assert socket.gethostname() in preflight.allowed_hosts("0.0.0.0", {})
 
 
 class Answer(http.server.BaseHTTPRequestHandler):
@@ -153,3 +153,25 @@ def test_a_failed_step_names_the_command_and_its_log(tmp_path):
 
     assert "`manage.py no_such_command` failed" in problem.value.fact
     assert (tmp_path / "logs" / "set-up.log").read_text()
+
+
+def test_a_changed_port_reaches_the_host_s_credential(tmp_path):
+    credential = tmp_path / "credential.json"
+    credential.write_text(
+        json.dumps({"server": "http://old", "redis_url": "unix:///a", "name": "x"})
+    )
+
+    up.readdress(credential, "http://127.0.0.1:8001", "unix:///b")
+
+    told = json.loads(credential.read_text())
+    assert told == {"server": "http://127.0.0.1:8001", "redis_url": "unix:///b", "name": "x"}
+    assert credential.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_host_without_doorbell_stays_without(tmp_path):
+    credential = tmp_path / "credential.json"
+    credential.write_text(json.dumps({"server": "http://old", "redis_url": None}))
+
+    up.readdress(credential, "http://new", "unix:///b")
+
+    assert json.loads(credential.read_text()) == {"server": "http://new", "redis_url": None}

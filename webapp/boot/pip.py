@@ -104,9 +104,11 @@ class _Progress:
         """Take one line of pip's output."""
         if line.startswith("Collecting "):
             self.num_found += 1
-        if found := re.match(r"\s*(?:Downloading|Using cached|Processing) (\S+)(.*)", line):
+        if found := re.match(
+            r"\s*(?:Downloading|Using cached|Processing) (\S+)( \([\d.]+ .B\))?", line
+        ):
             name = found[1].rsplit("/", 1)[-1].split("-")[0]
-            self.doing = f"fetching {name}{found[2]}"
+            self.doing = f"fetching {name}{found[2] or ''}"
         if line.startswith("Installing collected packages"):
             self.doing = f"unpacking {line.count(',') + 1} packages"
 

@@ -5,25 +5,20 @@ as the first host. Ctrl-C (or TERM) stops all of it in the opposite order.
 """
 
 import argparse
-import fcntl
 import http.client
 import json
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
-from webapp.boot import broker, environment, processes, say
+from webapp.boot import broker, environment, preflight, processes, say
 
 ROOT = Path(__file__).resolve().parents[2]
-NEEDED_BYTES = 500_000_000  # databases, logs and the first artefacts
 ANSWER_WAIT_S = 60.0
 ROUND_S = 0.2
 HOST_NAME = "This machine"
@@ -33,12 +28,12 @@ def main(arguments: list[str]) -> int:
     """Start everything, keep it alive, and return 0 after an orderly stop."""
     options = _parse(arguments)
     data = Path(os.environ.get("SLIPWAY_DATA_DIR") or ROOT / "var").resolve()
-    say.line("Slipway")
-    check_port(options.host, options.port, running=running_elsewhere(data))
+    preflight.check_port(options.host, options.port, running=preflight.running_elsewhere(data))
     environment.ensure(["up", *arguments], with_tests=False)
-    make_data_folder(data)
+    say.line("Starting Slipway")
+    preflight.make_data_folder(data)
     with (data / "up.lock").open("a+") as lock:
-        take_lock(lock, data, address(options.host, options.port))
+        preflight.take_lock(lock, data, preflight.address(options.host, options.port))
         return Site(options.host, options.port, data).live()
 
 
@@ -56,80 +51,6 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def address(host: str, port: int) -> str:
-    """Return the URL under which a browser on this machine finds the site."""
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 -- compared only
-    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
-
-
-def running_elsewhere(data: Path) -> str | None:
-    """Return what the running ``up`` of this data folder says about itself, if there is one."""
-    try:
-        with (data / "up.lock").open("r") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _who(data)
-    except OSError:
-        return None
-    return None
-
-
-def check_port(host: str, port: int, *, running: str | None) -> None:
-    """Raise a sentence if Slipway already runs here or another program has the port."""
-    if running:
-        raise say.Problem(running, "Stop it with Ctrl-C there, or set another SLIPWAY_DATA_DIR.")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise say.Problem(
-                f"Port {port} on {host} cannot be used: {error.strerror or error}.",
-                f"Try `python3 manage.py up --port {port + 1}`, or stop the program that has it.",
-            ) from error
-
-
-def make_data_folder(data: Path) -> None:
-    """Create the data folder for its owner only, and refuse a disk that is nearly full."""
-    try:
-        data.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (data / "up.lock").touch(mode=0o600)
-    except OSError as error:
-        raise say.Problem(
-            f"The data folder {data} cannot be written: {error.strerror}.",
-            "Correct its owner, or set SLIPWAY_DATA_DIR to another folder.",
-        ) from error
-    free = shutil.disk_usage(data).free
-    if free < NEEDED_BYTES:
-        raise say.Problem(
-            f"The data folder {data} has {free / 1e6:.0f} MB free; "
-            f"Slipway needs at least {NEEDED_BYTES / 1e6:.0f} MB.",
-            "Free some space, or set SLIPWAY_DATA_DIR to a folder on a larger disk.",
-        )
-
-
-def take_lock(lock: IO[str], data: Path, url: str) -> None:
-    """Claim the data folder for this process until it ends, however it ends."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise say.Problem(
-            _who(data), "Stop it with Ctrl-C there, or set another SLIPWAY_DATA_DIR."
-        ) from error
-    lock.truncate(0)
-    json.dump({"pid": os.getpid(), "url": url}, lock)
-    lock.flush()
-
-
-def _who(data: Path) -> str:
-    try:
-        told = json.loads((data / "up.lock").read_text("utf-8"))
-    except (OSError, ValueError):
-        told = {"pid": "?", "url": "an address not yet known"}
-    return f"Slipway already runs at {told['url']} (process {told['pid']}, data in {data})."
-
-
 class Stopped(BaseException):
     """A person or the system asked ``up`` to stop."""
 
@@ -140,10 +61,10 @@ class Site:
     def __init__(self, host: str, port: int, data: Path) -> None:
         """Name the parts; nothing starts before ``live``."""
         self.host, self.port, self.data = host, port, data
-        self.url = address(host, port)
+        self.url = preflight.address(host, port)
         self.environment = os.environ | {
             "SLIPWAY_DATA_DIR": str(data),
-            "SLIPWAY_ALLOWED_HOSTS": ",".join(allowed_hosts(host, os.environ)),
+            "SLIPWAY_ALLOWED_HOSTS": ",".join(preflight.allowed_hosts(host, os.environ)),
             "PYTHONPATH": str(ROOT),
             "PYTHONUNBUFFERED": "1",
         }
@@ -240,6 +161,7 @@ class Site:
                 token = self._manage("enrol_token", "--name", HOST_NAME).strip()
                 self._checked("-m", "runners", "enroll", "--server", self.url, "--token", token,
                               "--dir", str(folder))  # fmt: skip
+        readdress(folder / "credential.json", self.url, self.environment["REDIS_URL"])
         command = [sys.executable, "-m", "runners", "work", "--dir", str(folder)]
         self._start(processes.Child("host", command))
 
@@ -289,19 +211,14 @@ class Site:
             raise Stopped
 
 
-def allowed_hosts(host: str, variables: "os._Environ[str]") -> list[str]:
-    """Return the names under which the site may be asked for, given the bound address."""
-    names = [variables.get("SLIPWAY_ALLOWED_HOSTS", "")]
-    if host in ("0.0.0.0", "::"):  # noqa: S104 -- compared, not bound
-        names += [socket.gethostname(), socket.getfqdn(), *_own_addresses()]
-    else:
-        names.append(f"[{host}]" if ":" in host else host)
-    return list(dict.fromkeys(filter(None, names)))
-
-
-def _own_addresses() -> list[str]:
-    try:
-        found = socket.getaddrinfo(socket.gethostname(), None, family=socket.AF_INET)
-    except OSError:
-        return []
-    return [str(entry[4][0]) for entry in found]
+def readdress(credential: Path, url: str, redis_url: str) -> None:
+    """Tell this machine's host where the site is now: its port or broker may have changed."""
+    told = json.loads(credential.read_text("utf-8"))
+    fresh = told | {"server": url}
+    if told.get("redis_url") is not None:
+        fresh["redis_url"] = redis_url
+    if fresh != told:
+        new = credential.with_suffix(".new")
+        new.touch(mode=0o600)
+        new.write_text(json.dumps(fresh, indent=2), "utf-8")
+        new.replace(credential)
