@@ -4,12 +4,13 @@ The web side fills it from the chosen plan; the host renders it to argv from its
 allow-list (``runners/attempts.py``); the job process reads it from ``spec.json``.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 WeightDtype = Literal["fp32", "bf16", "fp16", "int8", "int4"]
 ComputeDtype = Literal["fp32", "bf16", "fp16"]
+NF4_BLOCK = 64  # weights per scale, fixed by bitsandbytes
 
 
 class JobDocument(BaseModel):
@@ -73,6 +74,13 @@ class TrainSpec(JobDocument):
     seed: int = 17
     checkpoint_every_seconds: PositiveFloat = 30.0
 
+    @model_validator(mode="after")
+    def _ends_some_time(self) -> Self:
+        if self.max_steps is None and self.time_budget_seconds is None:
+            msg = "training needs an end: give max_steps or time_budget_seconds, or both"
+            raise ValueError(msg)
+        return self
+
 
 class QuantizeSpec(JobDocument):
     """Quantise a model's linear weights and report size, perplexity and speed before and after."""
@@ -80,11 +88,20 @@ class QuantizeSpec(JobDocument):
     kind: Literal["quantize"] = "quantize"
     model: ModelRef
     weight_dtype: Literal["bf16", "int8", "int4"] = "int8"
-    group_size: PositiveInt = 32
+    group_size: PositiveInt = 64  # int4 only: nf4 has one scale per 64 weights
     evaluation_tokens: PositiveInt = 8192
     prompt_tokens: PositiveInt = 128
     output_tokens: PositiveInt = 32
     seed: int = 17
+
+    @model_validator(mode="after")
+    def _has_blocks_of_the_library(self) -> Self:
+        if self.weight_dtype == "int4" and self.group_size != NF4_BLOCK:
+            msg = (
+                f"group_size={self.group_size}: int4 is nf4, whose blocks are {NF4_BLOCK} weights"
+            )
+            raise ValueError(msg)
+        return self
 
 
 class BenchmarkSpec(JobDocument):

@@ -1,0 +1,100 @@
+"""Command line of a host: ``python -m runners enroll|work|stop-all|status|doctor``."""
+
+import argparse
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from runners import enrolment
+from runners.agent import Agent, AlreadyRunningError
+from runners.client import ServerError
+from runners.config import DEFAULT_HOST_DIR, HostConfigError, HostDir
+from runners.doctor import checks
+from runners.doorbell import DoorbellChild
+from runners.offline import stop_all, summaries
+
+EXIT_PROBLEM = 1
+EXIT_BUSY = 75  # EX_TEMPFAIL: another agent is there already
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; a problem is one sentence on stderr and exit code 1."""
+    options = parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        return command(options)
+    except AlreadyRunningError as error:
+        print(error, file=sys.stderr)
+        return EXIT_BUSY
+    except (HostConfigError, ServerError, enrolment.EnrolmentError) as error:
+        print(error, file=sys.stderr)
+        return EXIT_PROBLEM
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    top = argparse.ArgumentParser(prog="python -m runners", description=__doc__)
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+    for name, function, words in (
+        ("enroll", _enroll, "exchange a one-time token for a credential of this host"),
+        ("work", _work, "serve the host until stopped; running jobs outlive it"),
+        ("stop-all", _stop_all, "stop every running attempt and wait until it is gone"),
+        ("status", _status, "list the attempts on this host's disk"),
+        ("doctor", _doctor, "check what a host needs and say how to mend it"),
+    ):
+        command = commands.add_parser(name, help=words, description=words)
+        command.set_defaults(command=function)
+        command.add_argument("--dir", type=Path, default=DEFAULT_HOST_DIR, help="host's folder")
+        if name == "enroll":
+            command.add_argument("--server", required=True, help="such as http://127.0.0.1:8000")
+            command.add_argument("--token", required=True, help="from the Hosts page")
+            command.add_argument("--name", help="what to call the host; default: its hostname")
+    return top
+
+
+def _enroll(options: argparse.Namespace) -> int:
+    credential = enrolment.enroll(
+        HostDir(options.dir), options.server, options.token, options.name
+    )
+    print(f"Enrolled as {credential.name} ({credential.host_id}) at {credential.server}")
+    return 0
+
+
+def _work(options: argparse.Namespace) -> int:
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    host_dir = HostDir(options.dir)
+    credential = host_dir.credential()
+    agent = Agent(host_dir, credential)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: agent.stop())
+    doorbell = DoorbellChild(host_dir) if credential.redis_url else None
+    agent.run(beside=doorbell)
+    return 0
+
+
+def _stop_all(options: argparse.Namespace) -> int:
+    stopped = stop_all(HostDir(options.dir))
+    print(f"Stopped {stopped} running attempt{'' if stopped == 1 else 's'}")
+    return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    for line in summaries(HostDir(options.dir)):
+        print(line)
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    found = checks(HostDir(options.dir))
+    for check in found:
+        print(f"{'ok  ' if check.is_ok else 'FAIL'} {check.name}: {check.words}")
+    return 0 if all(check.is_ok for check in found) else EXIT_PROBLEM
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""The agent of a host: it beats, does what the reply asks, and looks after the attempts.
+
+It holds nothing that is not on disk. Killed at any moment and started again, it goes on
+where it was: supervisors and jobs live without it.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import psutil
+
+from runners import launch, probe
+from runners.attempts import Verdict
+from runners.bench import COMMAND, MicrobenchRunner
+from runners.client import RefusedError, ServerClient, ServerError
+from runners.config import Credential, HostDir
+from runners.messages import Beat, BeatReply, Microbench
+from runners.reconcile import Reconciler, Render
+from runners.shipper import RedisStream
+from runners.shipping import Loop, Shipping, Uploads
+from runners.supervision import procfs, record
+from runners.wake import WakeListener
+
+LIVE_BEAT_SECONDS = 2.0
+REFUSED_BEAT_SECONDS = 30.0
+LOOK_SECONDS = 0.5
+
+log = logging.getLogger(__name__)
+
+
+class Companion(Protocol):
+    """A process that lives and ends with the agent, such as the doorbell's Celery worker."""
+
+    def tend(self) -> None:
+        """Start it, or start it again when it died."""
+
+    def stop(self) -> None:
+        """End it."""
+
+
+class AlreadyRunningError(Exception):
+    """Another agent serves this host's folder."""
+
+
+class Agent:
+    """One host's loop between its disk and its server."""
+
+    def __init__(
+        self,
+        host_dir: HostDir,
+        credential: Credential,
+        *,
+        render: Render = launch.render_argv,
+        bench_command: Sequence[str] = COMMAND,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        host_dir.make()
+        config = host_dir.config()
+        self.client = ServerClient(credential.server, credential.credential)
+        self.reconciler = Reconciler(
+            host_dir, config, self.client, boot_id=procfs.boot_id(), render=render
+        )
+        self.shipping = Shipping(host_dir, self.client, _event_stream(credential))
+        self.uploads = Uploads(host_dir, self.client, config)
+        self.bench = MicrobenchRunner(host_dir.path, bench_command)
+        self._host_dir = host_dir
+        self._beat_seconds = min(credential.beat_seconds, config.max_beat_seconds)
+        self._clock = clock
+        self._is_stopping = threading.Event()
+        self._next_beat = 0.0
+        self._is_first_beat = True
+        self._measured: Microbench | None = None
+        self._wants_bench = False
+        self._last_error = ""
+        self._verdicts: dict[str, Verdict] = {}
+
+    def stop(self) -> None:
+        """Have ``run`` return soon; supervisors and jobs stay."""
+        self._is_stopping.set()
+
+    def run(self, beside: Companion | None = None) -> None:
+        """Serve until stopped, and keep a companion process running meanwhile.
+
+        Raises:
+            AlreadyRunningError: another agent serves this folder.
+        """
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(record.locked(self._host_dir.agent_lock))
+            except record.LockedError:
+                raise AlreadyRunningError(
+                    f"another agent serves {self._host_dir.path}; stop that one first"
+                ) from None
+            wake = WakeListener(self._host_dir.wake)
+            stack.callback(wake.close)
+            self._tend()
+            loops = [Loop("shipping", self.shipping.step), Loop("uploads", self.uploads.step)]
+            for loop in loops:
+                loop.start()
+            if beside:
+                stack.callback(beside.stop)
+            while not self._is_stopping.is_set():
+                self.step()
+                if beside:
+                    beside.tend()
+                if wake.wait(LOOK_SECONDS):
+                    self._next_beat = 0.0
+            self.bench.cancel()
+            for loop in loops:
+                loop.stop()
+            self.shipping.close()
+            self.client.close()
+
+    def step(self) -> None:
+        """Look after the attempts and beat if a beat is due; a failed step is not the last."""
+        try:
+            self._tend()
+            self._tend_bench()
+            if self._clock() >= self._next_beat:
+                self._beat()
+        except OSError:  # a full disk, a folder taken away: the jobs go on meanwhile
+            log.exception("the agent could not do its round; it goes on")
+            self._next_beat = self._clock() + LIVE_BEAT_SECONDS
+
+    def _tend(self) -> None:
+        verdicts = self.reconciler.reap()
+        if verdicts != self._verdicts:
+            self._verdicts, self._next_beat = verdicts, 0.0
+
+    def _tend_bench(self) -> None:
+        if self._is_busy() and self.bench.is_running:
+            self.bench.cancel()
+        elif self._wants_bench and not self._is_busy():
+            self.bench.start()
+        if measured := self.bench.poll():
+            self._measured, self._wants_bench, self._next_beat = measured, False, 0.0
+
+    def _is_busy(self) -> bool:
+        return any(each in (Verdict.CLAIMING, Verdict.RUNNING) for each in self._verdicts.values())
+
+    def _beat(self) -> None:
+        try:
+            reply = self.client.beat(self._say())
+        except ServerError as error:
+            self._note_error(error)
+            return
+        self._note_answered()
+        self._next_beat = self._clock() + self._rest_seconds(reply)
+        self._is_first_beat, self._measured = False, None
+        self._wants_bench = reply.run_microbench
+        self.reconciler.problems.clear()
+        self.shipping.learn(reply.acked)
+        self.reconciler.apply(reply)
+        self.reconciler.retry_claims()
+
+    def _say(self) -> Beat:
+        with probe.nvml() as library:
+            gpus = tuple(probe.gpu_loads(library)) if library else ()
+        problems = [*self.reconciler.problems, self.bench.problem]
+        return Beat(
+            boot_id=self.reconciler.boot_id,
+            sent_at_ms=time.time_ns() // 1_000_000,
+            agent_version=probe.AGENT_VERSION,
+            cpu_utilization=psutil.cpu_percent() / 100,
+            memory_available_bytes=psutil.virtual_memory().available,
+            disk_free_bytes=psutil.disk_usage(str(self._host_dir.path)).free,
+            gpus=gpus,
+            attempts=self.reconciler.statuses(),
+            problems=tuple(problem for problem in problems if problem),
+            facts=probe.host_facts(self._host_dir.path) if self._is_first_beat else None,
+            microbench=self._measured,
+            is_agent_start=self._is_first_beat,
+        )
+
+    def _rest_seconds(self, reply: BeatReply) -> float:
+        is_awaited = bool(reply.wanted or reply.stop or self._verdicts)
+        return min(LIVE_BEAT_SECONDS, self._beat_seconds) if is_awaited else self._beat_seconds
+
+    def _note_error(self, error: ServerError) -> None:
+        is_out = isinstance(error, RefusedError) and error.is_unauthorized
+        self._next_beat = self._clock() + (REFUSED_BEAT_SECONDS if is_out else LIVE_BEAT_SECONDS)
+        hint = "; enrol this host again with a new token" if is_out else ""
+        if str(error) != self._last_error:
+            log.warning("%s%s", error, hint)
+        self._last_error = str(error)
+
+    def _note_answered(self) -> None:
+        if self._last_error:
+            log.info("%s answers again", self.client.server)
+        self._last_error = ""
+
+
+def _event_stream(credential: Credential) -> RedisStream | None:
+    if credential.redis_url is None:
+        return None
+    return RedisStream(credential.redis_url, credential.host_id)

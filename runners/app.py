@@ -1,0 +1,85 @@
+"""The Celery app of one host: a doorbell, not a ledger.
+
+Started as ``celery -A runners.app worker`` with ``SLIPWAY_HOST_DIR`` set, by the agent. All
+keys of the host lie below one prefix, so that a Redis user limited to it suffices.
+"""
+
+import os
+import ssl
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+
+from runners.config import Credential, HostDir
+
+QUEUE = "jobs"
+TASK_MODULE = "runners.tasks"
+HOST_DIR_VARIABLE = "SLIPWAY_HOST_DIR"
+
+
+def key_prefix(host_id: str) -> str:
+    """Return what every key of a host starts with."""
+    return f"host:{host_id}:"
+
+
+def celery_url(url: str) -> str:
+    """Return a Redis address as Celery spells it: unix sockets have another scheme there."""
+    if url.startswith("unix://"):
+        return f"redis+socket://{url.removeprefix('unix://').replace('?db=', '?virtual_host=')}"
+    return url
+
+
+def settings(credential: Credential, ca_file: str | None = None) -> dict[str, Any]:
+    """Return the worker's settings; each was tried against kills of broker and worker."""
+    url = celery_url(credential.redis_url or "")
+    values: dict[str, Any] = {
+        "broker_url": url,
+        "broker_transport_options": {
+            "visibility_timeout": 120,
+            "unacked_restore_interval": 5,
+            "unacked_restore_throttle": 1,
+            "socket_timeout": 5,
+            "socket_connect_timeout": 2,
+            "socket_keepalive": not url.startswith("redis+socket"),
+            "health_check_interval": 10,
+            "global_keyprefix": key_prefix(credential.host_id),
+        },
+        "task_default_queue": QUEUE,
+        "imports": (TASK_MODULE,),
+        # Off, a message acknowledged during an outage blocks its slot for ever; on, the worker
+        # may exit after an outage, and is started again.
+        "worker_enable_remote_control": True,
+        "worker_send_task_events": False,
+        "task_send_sent_event": False,
+        "task_acks_late": True,
+        "task_reject_on_worker_lost": False,
+        "worker_prefetch_multiplier": 1,
+        "task_time_limit": 30,
+        "task_soft_time_limit": 20,
+        "worker_soft_shutdown_timeout": 5,
+        "worker_max_tasks_per_child": 200,
+        "task_ignore_result": True,
+        "result_backend": None,
+        "accept_content": ["json"],
+        "task_serializer": "json",
+        "broker_connection_retry_on_startup": True,
+        "broker_connection_max_retries": None,
+        "worker_cancel_long_running_tasks_on_connection_loss": False,
+        "worker_hijack_root_logger": False,
+    }
+    if url.startswith("rediss://"):  # without this the certificate would not be checked at all
+        values["broker_use_ssl"] = {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_ca_certs": ca_file}
+    return values
+
+
+def make_app() -> Celery:
+    """Return the app of the host whose folder the environment names."""
+    celery = Celery("slipway-host")
+    if folder := os.environ.get(HOST_DIR_VARIABLE):
+        credential = HostDir(Path(folder)).credential()
+        celery.conf.update(settings(credential, os.environ.get("SLIPWAY_REDIS_CA")))
+    return celery
+
+
+app = make_app()

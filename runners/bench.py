@@ -1,0 +1,89 @@
+"""Runs the micro-benchmark as a child of low priority and reads the one line it prints."""
+
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from runners import launch
+from runners.messages import Microbench
+
+COMMAND = (sys.executable, "-m", "runners.jobs.microbench")
+TIMEOUT_SECONDS = 300.0
+RETRY_SECONDS = 600.0
+LOW_PRIORITY = 10
+
+log = logging.getLogger(__name__)
+
+
+class MicrobenchRunner:
+    """At most one benchmark at a time, and none beside a job, whose speed it would spoil."""
+
+    def __init__(self, host_dir: Path, command: Sequence[str] = COMMAND) -> None:
+        self._host_dir = host_dir
+        self._command = command
+        self._child: subprocess.Popen[bytes] | None = None
+        self._deadline = 0.0
+        self._not_before = 0.0
+        self.problem: str | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Tell whether a benchmark is under way."""
+        return self._child is not None
+
+    def start(self) -> None:
+        """Start a benchmark, unless one runs or one failed a moment ago."""
+        if self._child or time.monotonic() < self._not_before:
+            return
+        self._child = subprocess.Popen(
+            ["nice", "-n", str(LOW_PRIORITY), *self._command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=launch.render_env(self._host_dir, 1),
+            cwd=self._host_dir,
+            start_new_session=True,
+        )
+        self._deadline = time.monotonic() + TIMEOUT_SECONDS
+
+    def cancel(self) -> None:
+        """End a running benchmark: a job comes first."""
+        if self._child:
+            self._child.kill()
+            self._child.communicate()
+            self._child = None
+
+    def poll(self) -> Microbench | None:
+        """Return the result once, when the benchmark has just ended well."""
+        child = self._child
+        if child is None:
+            return None
+        if child.poll() is None:
+            if time.monotonic() > self._deadline:
+                self.cancel()
+                self._fail(f"it took more than {TIMEOUT_SECONDS:.0f} s")
+            return None
+        output, errors = child.communicate()
+        self._child = None
+        return self._read(output, errors, child.returncode)
+
+    def _read(self, output: bytes, errors: bytes, returncode: int) -> Microbench | None:
+        lines = output.decode(errors="replace").strip().splitlines()
+        try:
+            result = Microbench.model_validate_json(lines[-1] if lines else "")
+        except ValidationError:
+            words = errors.decode(errors="replace").strip().splitlines()
+            self._fail(words[-1] if words else f"exit code {returncode}, no result")
+            return None
+        self.problem = None
+        return result
+
+    def _fail(self, words: str) -> None:
+        self._not_before = time.monotonic() + RETRY_SECONDS
+        self.problem = f"the micro-benchmark failed: {words}"
+        log.warning("%s", self.problem)

@@ -1,0 +1,163 @@
+"""The host's end of the server's HTTP API: enrol, beat, claim, ship, upload.
+
+One method per call, each with its own sentence when it fails. Nothing here repeats a call
+by itself but the upload: beats and shipping are loops anyway.
+"""
+
+from pathlib import PurePosixPath
+from typing import TypeVar
+from urllib.parse import quote, urlsplit
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from runners.messages import (
+    Beat,
+    BeatReply,
+    ClaimReply,
+    ClaimRequest,
+    EnrollReply,
+    EnrollRequest,
+    EventAck,
+    EventBatch,
+    UploadState,
+)
+
+API = "/api/v1"
+PART_BYTES = 4 * 1024**2
+TIMEOUT = httpx.Timeout(15.0, connect=3.0)
+UPLOAD_TIMEOUT = httpx.Timeout(60.0, connect=3.0)
+UNAUTHORIZED = frozenset({httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN})
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_MAX_DETAIL_CHARACTERS = 300
+
+Reply = TypeVar("Reply", bound=BaseModel)
+
+
+class ServerError(Exception):
+    """A call that did not do what it should; the text is one sentence for a person."""
+
+
+class UnreachableError(ServerError):
+    """No answer came: the server is away, not against us."""
+
+
+class RefusedError(ServerError):
+    """The server answered, and said no."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+    @property
+    def is_unauthorized(self) -> bool:
+        """Tell whether the credential itself was turned down."""
+        return self.status in UNAUTHORIZED
+
+
+class ServerClient:
+    """Calls of one host to its server; safe to share between threads."""
+
+    def __init__(
+        self,
+        server: str,
+        credential: str | None = None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self.server = server.rstrip("/")
+        headers = {"Authorization": f"Bearer {credential}"} if credential else {}
+        self._http = httpx.Client(
+            base_url=self.server,
+            headers=headers,
+            timeout=TIMEOUT,
+            transport=transport,
+            trust_env=urlsplit(self.server).hostname not in LOOPBACK_NAMES,
+        )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def enroll(self, request: EnrollRequest) -> EnrollReply:
+        """Exchange a one-time token for a credential."""
+        return self._post("/hosts/enroll", request, EnrollReply)
+
+    def beat(self, beat: Beat) -> BeatReply:
+        """Say how the host is and return what it should do."""
+        return self._post("/hosts/beat", beat, BeatReply)
+
+    def claim(self, attempt_id: str, request: ClaimRequest) -> ClaimReply:
+        """Return the attempt's spec, which exactly one claim gets."""
+        return self._post(f"/attempts/{quote(attempt_id)}/claim", request, ClaimReply)
+
+    def send_events(self, batch: EventBatch) -> EventAck:
+        """Hand over consecutive events and return what the server has stored."""
+        return self._post(f"/attempts/{quote(batch.attempt_id)}/events", batch, EventAck)
+
+    def received_bytes(self, attempt_id: str, name: str, path: PurePosixPath) -> int:
+        """Return how much of an artefact's file the server holds."""
+        reply = self._call("GET", _artefact_url(attempt_id, name, path))
+        return self._parse(reply, UploadState).received_bytes
+
+    def send_part(
+        self, attempt_id: str, name: str, path: PurePosixPath, offset: int, data: bytes
+    ) -> int:
+        """Hand over one part of an artefact's file; return how much the server holds then."""
+        reply = self._call(
+            "PUT",
+            _artefact_url(attempt_id, name, path),
+            params={"offset": offset},
+            content=data,
+            timeout=UPLOAD_TIMEOUT,
+        )
+        return self._parse(reply, UploadState).received_bytes
+
+    def _post(self, path: str, body: BaseModel, reply_type: type[Reply]) -> Reply:
+        reply = self._call(
+            "POST",
+            f"{API}{path}",
+            content=body.model_dump_json(),
+            headers={"Content-Type": "application/json"},
+        )
+        return self._parse(reply, reply_type)
+
+    def _call(  # type: ignore[no-untyped-def]  # httpx names and types its own options
+        self,
+        method: str,
+        url: str,
+        **options,  # noqa: ANN003 - as said above
+    ) -> httpx.Response:
+        try:
+            reply = self._http.request(method, url, **options)
+        except httpx.TimeoutException:
+            raise UnreachableError(f"{self.server} did not answer in time") from None
+        except httpx.HTTPError as error:
+            raise UnreachableError(f"{self.server} cannot be reached: {error}") from None
+        if reply.is_success:
+            return reply
+        message = (
+            f"{self.server} refused {method} {url} with {reply.status_code}: {_detail(reply)}"
+        )
+        raise RefusedError(reply.status_code, message)
+
+    def _parse(self, reply: httpx.Response, reply_type: type[Reply]) -> Reply:
+        try:
+            return reply_type.model_validate_json(reply.content)
+        except ValidationError as error:
+            raise ServerError(
+                f"{self.server} answered something that is no {reply_type.__name__} "
+                f"({error.errors()[0]['msg']}); do server and host have the same version?"
+            ) from None
+
+
+def _artefact_url(attempt_id: str, name: str, path: PurePosixPath) -> str:
+    return f"{API}/attempts/{quote(attempt_id)}/artefacts/{quote(name)}/{quote(str(path))}"
+
+
+def _detail(reply: httpx.Response) -> str:
+    try:
+        document = reply.json()
+    except ValueError:
+        return reply.reason_phrase
+    detail = document.get("detail") if isinstance(document, dict) else None
+    return str(detail or reply.reason_phrase)[:_MAX_DETAIL_CHARACTERS]

@@ -1,0 +1,104 @@
+"""The host's own folder: who it is (credential.json) and what it allows (config.json)."""
+
+import json
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+
+DEFAULT_HOST_DIR = Path.home() / ".slipway" / "host"
+CREDENTIAL = "credential.json"
+CONFIG = "config.json"
+
+
+class HostConfigError(Exception):
+    """A file of the host's folder is missing or damaged; the text says the way out."""
+
+
+class Credential(BaseModel):
+    """Who this host is to its server; a secret, readable by its owner alone."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    server: str
+    host_id: str
+    name: str
+    credential: str
+    command_key: str
+    redis_url: str | None
+    beat_seconds: float
+
+
+class HostConfig(BaseModel):
+    """What the operator of the host allows; every field has a default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model_roots: tuple[Path, ...] = ()  # folders that a job may read models from
+    upload_cap_bytes: NonNegativeInt = 2 * 1024**3  # larger artefacts stay on the host
+    min_free_bytes: NonNegativeInt = 2 * 1024**3  # below it no new attempt starts
+    max_beat_seconds: float = Field(default=10.0, gt=0)
+
+
+class HostDir:
+    """Paths below the host's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        self.attempts = self.path / "attempts"
+        self.models = self.path / "models"
+        self.quarantine = self.path / "quarantine"
+        self.wake = self.path / "wake"
+        self.agent_lock = self.path / "agent.lock"
+        self.microbench = self.path / "microbench.json"
+        self.nonces = self.path / "nonces.sqlite3"
+        self.pings = self.path / "last_ping"
+
+    def make(self) -> None:
+        """Create the folders, closed to other users."""
+        for folder in (self.path, self.attempts, self.models):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def credential(self) -> Credential:
+        """Return who this host is.
+
+        Raises:
+            HostConfigError: it was never enrolled, or the file is damaged.
+        """
+        path = self.path / CREDENTIAL
+        if not path.exists():
+            raise HostConfigError(
+                f"{self.path} holds no enrolled host; run "
+                f"`python -m runners enroll --server URL --token TOKEN --dir {self.path}` first"
+            )
+        try:
+            return Credential.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            field = ".".join(str(part) for part in error.errors()[0]["loc"])
+            raise HostConfigError(
+                f"{path} is damaged ({field}: {error.errors()[0]['msg']}); enrol this host again"
+            ) from None
+
+    def save_credential(self, credential: Credential) -> None:
+        """Write who this host is, readable by its owner alone."""
+        temporary = self.path / f".{CREDENTIAL}.{os.getpid()}"
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(credential.model_dump_json(indent=2))
+            file.flush()
+            os.fsync(handle)
+        temporary.replace(self.path / CREDENTIAL)
+
+    def config(self) -> HostConfig:
+        """Return what the operator allows.
+
+        Raises:
+            HostConfigError: config.json is there but is not valid.
+        """
+        path = self.path / CONFIG
+        if not path.exists():
+            return HostConfig()
+        try:
+            return HostConfig.model_validate(json.loads(path.read_bytes()))
+        except (ValidationError, ValueError) as error:
+            raise HostConfigError(f"{path} is not valid: {error}") from None

@@ -1,0 +1,95 @@
+"""Checks what a host needs, each with the way to mend it."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+import redis
+
+from runners import probe
+from runners.client import RefusedError, ServerClient, ServerError
+from runners.config import Credential, HostConfigError, HostDir
+from runners.supervision import procfs
+
+OLDEST_PYTHON = (3, 11)
+
+
+class Check(NamedTuple):
+    """One thing that a host needs."""
+
+    name: str
+    is_ok: bool
+    words: str
+
+
+def checks(host_dir: HostDir) -> list[Check]:
+    """Return every check, done now."""
+    return [*_machine(host_dir), *_enrolment(host_dir)]
+
+
+def _machine(host_dir: HostDir) -> Iterator[Check]:
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    yield Check(
+        "Python", sys.version_info[:2] >= OLDEST_PYTHON, f"{version}; 3.11 or newer is needed"
+    )
+    has_proc = procfs.read_process(os.getpid()) is not None and hasattr(os, "pidfd_open")
+    yield Check("Linux", has_proc, "/proc and pidfd are needed to watch over jobs")
+    existing = next(path for path in (host_dir.path, *host_dir.path.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    needed = host_dir.config().min_free_bytes
+    yield Check(
+        "Disk",
+        free >= needed,
+        f"{free / 2**30:.1f} GiB free, {needed / 2**30:.1f} GiB needed for a new attempt",
+    )
+    versions = probe.package_versions()
+    yield Check(
+        "torch",
+        "torch" in versions,
+        versions.get("torch") or "not installed: pip install 'slipway[worker,gpu]'",
+    )
+    with probe.nvml() as library:
+        gpus = [gpu.name for gpu in probe.gpu_facts(library)] if library else []
+    yield Check("GPU", is_ok=True, words=", ".join(gpus) or "none: jobs run on the processor")
+
+
+def _enrolment(host_dir: HostDir) -> Iterator[Check]:
+    try:
+        credential = host_dir.credential()
+    except HostConfigError as error:
+        yield Check("Credential", is_ok=False, words=str(error))
+        return
+    yield Check("Credential", is_ok=True, words=f"{credential.name} at {credential.server}")
+    yield _server(credential)
+    if credential.redis_url:
+        yield _broker(credential.redis_url)
+
+
+def _server(credential: Credential) -> Check:
+    client = ServerClient(credential.server, credential.credential)
+    try:
+        client.received_bytes("doctor", "doctor", PurePosixPath("doctor"))  # exists nowhere
+    except RefusedError as refusal:
+        is_out = refusal.is_unauthorized
+        words = f"{refusal}; enrol this host again" if is_out else "answers"
+        return Check("Server", not is_out, words)
+    except ServerError as error:
+        return Check("Server", is_ok=False, words=str(error))
+    finally:
+        client.close()
+    return Check("Server", is_ok=True, words="answers")
+
+
+def _broker(url: str) -> Check:
+    broker = redis.Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=1.0)
+    try:
+        broker.ping()
+    except redis.RedisError as error:
+        words = f"{error}; work goes on over HTTP, starts and stops are a few seconds slower"
+        return Check("Redis", is_ok=False, words=words)
+    finally:
+        broker.close()
+    return Check("Redis", is_ok=True, words="answers")

@@ -1,0 +1,82 @@
+"""The Celery worker that listens for doorbells, as a child of the agent.
+
+It may die: after a broker outage, of a damaged message, by kill -9. The agent starts it
+again, and beats carry everything meanwhile.
+"""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from runners.app import HOST_DIR_VARIABLE, QUEUE
+from runners.config import HostDir
+
+FIRST_REST_SECONDS = 1.0
+LONGEST_REST_SECONDS = 60.0
+STEADY_SECONDS = 60.0  # a worker that lived this long starts the rests anew
+STOP_SECONDS = 10.0
+COMMAND = (
+    sys.executable, "-m", "celery", "-A", "runners.app", "--quiet", "worker", "-Q", QUEUE,
+    "-c", "2", "--without-gossip", "--without-mingle", "--without-heartbeat",
+    "--loglevel", "WARNING",
+)  # fmt: skip
+
+log = logging.getLogger(__name__)
+
+
+class DoorbellChild:
+    """Keeps one worker alive, with growing rests while it will not stay up."""
+
+    def __init__(self, host_dir: HostDir, command: Sequence[str] = COMMAND) -> None:
+        self._host_dir = host_dir
+        self._command = command
+        self._child: subprocess.Popen[bytes] | None = None
+        self._rest_seconds = FIRST_REST_SECONDS
+        self._started_at = 0.0
+        self._not_before = 0.0
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process id while there is one."""
+        return self._child.pid if self._child else None
+
+    def tend(self) -> None:
+        """Start the worker, or start it again when it died and its rest is over."""
+        if self._child and self._child.poll() is not None:
+            self._note_death(self._child.returncode)
+        if self._child is None and time.monotonic() >= self._not_before:
+            self._start()
+
+    def stop(self) -> None:
+        """End the worker and everything that it started."""
+        if self._child is None:
+            return
+        self._child.terminate()
+        try:
+            self._child.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._child.pid, signal.SIGKILL)
+            self._child.wait()
+        self._child = None
+
+    def _start(self) -> None:
+        self._started_at = time.monotonic()
+        self._child = subprocess.Popen(
+            list(self._command),
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, HOST_DIR_VARIABLE: str(self._host_dir.path)},
+            start_new_session=True,
+        )
+
+    def _note_death(self, returncode: int) -> None:
+        log.warning("the doorbell's worker ended with %d; it is started again", returncode)
+        now = time.monotonic()
+        if now - self._started_at > STEADY_SECONDS:
+            self._rest_seconds = FIRST_REST_SECONDS
+        self._not_before = now + self._rest_seconds
+        self._rest_seconds = min(self._rest_seconds * 2, LONGEST_REST_SECONDS)
+        self._child = None

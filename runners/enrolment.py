@@ -1,0 +1,66 @@
+"""Enrols this machine as a host: a one-time token becomes a credential on disk."""
+
+import contextlib
+import time
+from urllib.parse import urlsplit
+
+from runners import probe
+from runners.client import RefusedError, ServerClient
+from runners.config import Credential, HostConfigError, HostDir
+from runners.messages import EnrollRequest
+
+
+class EnrolmentError(Exception):
+    """The host was not enrolled; the text says why and what to do."""
+
+
+def enroll(host_dir: HostDir, server: str, token: str, name: str | None = None) -> Credential:
+    """Exchange the token for a credential, write it, and return it.
+
+    A host that is enrolled already says who it was, so that the server rotates its credential
+    instead of listing it twice.
+
+    Raises:
+        EnrolmentError: the address is none, or the server refused the token.
+        UnreachableError: the server does not answer.
+    """
+    if urlsplit(server).scheme not in ("http", "https"):
+        raise EnrolmentError(
+            f"--server {server!r} is no address; give one such as http://127.0.0.1:8000"
+        )
+    host_dir.make()
+    known = _known(host_dir)
+    client = ServerClient(server, known.credential if known else None)
+    request = EnrollRequest(
+        token=token,
+        name=name,
+        host_id=known.host_id if known else None,
+        facts=probe.host_facts(host_dir.path),
+        sent_at_ms=time.time_ns() // 1_000_000,
+    )
+    try:
+        reply = client.enroll(request)
+    except RefusedError as refusal:
+        raise EnrolmentError(
+            f"{refusal}\nTokens hold for a short time and for one use: "
+            "make a new one on the server's Hosts page and run this command with it again."
+        ) from None
+    finally:
+        client.close()
+    credential = Credential(
+        server=client.server,
+        host_id=reply.host_id,
+        name=reply.name,
+        credential=reply.credential,
+        command_key=reply.command_key,
+        redis_url=reply.redis_url,
+        beat_seconds=reply.beat_seconds,
+    )
+    host_dir.save_credential(credential)
+    return credential
+
+
+def _known(host_dir: HostDir) -> Credential | None:
+    with contextlib.suppress(HostConfigError):
+        return host_dir.credential()
+    return None

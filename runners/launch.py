@@ -1,0 +1,130 @@
+"""From a job's spec to its supervisor: argv, environment, confined paths, detached start.
+
+A spec never becomes a command string. Its kind picks a module from a closed list, its other
+fields travel in ``spec.json``, and every path in it must lie below a folder of this host.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from runners import supervisor
+from runners.jobspec import ArtefactModel, FolderModel, JobSpec
+from runners.reasons import Reason
+
+JOB_MODULES: Mapping[str, str] = {
+    "train": "runners.jobs.train",
+    "quantize": "runners.jobs.quantize",
+    "benchmark": "runners.jobs.benchmark",
+}
+# What a job may see of the agent's environment; credentials are not among it.
+PASSED_VARIABLES = (
+    "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH",
+    "LOGNAME", "NVIDIA_VISIBLE_DEVICES", "PATH", "TMPDIR", "TZ", "USER", "XDG_CACHE_HOME",
+)  # fmt: skip
+LAUNCH_TIMEOUT_SECONDS = 30.0
+
+
+class LaunchRefusedError(Exception):
+    """An attempt that this host will not start; ``reason`` is what its exit record says."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def render_argv(spec: JobSpec, folder: Path) -> list[str]:
+    """Return the command of a job: this interpreter, a module of the list, the folder.
+
+    Raises:
+        LaunchRefusedError: this host runs no such kind of job.
+    """
+    module = JOB_MODULES.get(spec.kind)
+    if module is None:
+        known = ", ".join(JOB_MODULES)
+        raise LaunchRefusedError(
+            Reason.VERSION_INCOMPATIBLE,
+            f"this host runs {known}, not {spec.kind}; update its software",
+        )
+    return [sys.executable, "-m", module, str(folder)]
+
+
+def render_env(host_dir: Path, running_jobs: int) -> dict[str, str]:
+    """Return a job's environment, built from nothing but the passed variables and ours."""
+    env = {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ}
+    cores = len(os.sched_getaffinity(0))
+    return env | {
+        "OMP_NUM_THREADS": str(max(1, cores // max(1, running_jobs))),
+        "PYTHONPATH": str(Path(__file__).resolve().parent.parent),
+        "PYTHONSAFEPATH": "1",  # the working folder holds data, never modules
+        "PYTHONUNBUFFERED": "1",
+        "SLIPWAY_HOST_DIR": str(host_dir),
+    }
+
+
+def confine(spec: JobSpec, roots: Sequence[Path], attempts_dir: Path) -> JobSpec:
+    """Return the spec with its model folder resolved and proven to lie below a root.
+
+    Raises:
+        LaunchRefusedError: the folder is outside of every root, or is not there.
+    """
+    model = spec.model
+    if isinstance(model, FolderModel):
+        path = _resolve_below(model.path, roots)
+        return spec.model_copy(update={"model": FolderModel(path=str(path))})
+    if isinstance(model, ArtefactModel):
+        for part in (model.attempt_id, model.name):
+            _refuse_unsafe_name(part)
+        _require_folder(attempts_dir / model.attempt_id / "output" / model.name)
+    return spec
+
+
+def _resolve_below(text: str, roots: Sequence[Path]) -> Path:
+    if "\0" in text or not roots:
+        raise LaunchRefusedError(Reason.PREFLIGHT_FAILED, f"model path {text!r} is not usable")
+    path = (roots[0] / text).resolve()
+    if not any(path.is_relative_to(root.resolve()) for root in roots):
+        listed = ", ".join(str(root) for root in roots)
+        raise LaunchRefusedError(
+            Reason.PREFLIGHT_FAILED,
+            f"model path {text!r} is outside of this host's model folders ({listed}); "
+            'move the model there, or add its folder to "model_roots" in config.json',
+        )
+    _require_folder(path)
+    return path
+
+
+def _require_folder(path: Path) -> None:
+    if not path.is_dir():
+        raise LaunchRefusedError(
+            Reason.MODEL_OR_DATA_MISSING, f"model folder {path} is not on this host"
+        )
+
+
+def _refuse_unsafe_name(name: str) -> None:
+    is_plain = name.replace("-", "").replace("_", "").replace(".", "").isalnum()
+    if not (is_plain and name.isascii() and not name.startswith(".")):
+        raise LaunchRefusedError(
+            Reason.PREFLIGHT_FAILED,
+            f"{name!r} is not the name of an artefact: letters, digits, '-', '_', '.' only",
+        )
+
+
+def start_supervisor(folder: Path) -> int:
+    """Start the attempt's supervisor, detached, and return ``supervisor.STARTED`` or why not.
+
+    The supervisor forks once more below the process started here, so it belongs to init by
+    the time this returns, and nothing that befalls this process reaches it.
+    """
+    started = subprocess.run(
+        [sys.executable, "-S", "-E", supervisor.__file__, str(folder)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        timeout=LAUNCH_TIMEOUT_SECONDS,
+        check=False,
+    )
+    return started.returncode

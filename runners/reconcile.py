@@ -1,0 +1,216 @@
+"""Makes the attempts on this host's disk what the server wants: claim, launch, stop, forget.
+
+Correct if only ``apply`` ran, every ten seconds, with any message lost or doubled: each step
+looks at the folder first, and does nothing when it is done already.
+"""
+
+import logging
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from runners import launch, supervisor
+from runners.attempts import ID, LOST, AttemptFolder, Verdict, attempt_folders
+from runners.client import RefusedError, ServerClient, ServerError
+from runners.config import HostConfig, HostDir
+from runners.jobspec import JobSpec
+from runners.launch import LaunchRefusedError
+from runners.messages import (
+    AttemptPhase,
+    AttemptStatus,
+    BeatReply,
+    ClaimRequest,
+    RunRequest,
+    StopOrder,
+    Wanted,
+)
+from runners.reasons import Reason
+from runners.spool import SpoolReader
+from runners.supervision import procfs, record
+
+log = logging.getLogger(__name__)
+
+Render = Callable[[JobSpec, Path], list[str]]
+_PHASES: dict[Verdict, AttemptPhase] = {
+    Verdict.CLAIMING: "claimed",
+    Verdict.NEVER_STARTED: "claimed",
+    Verdict.RUNNING: "running",
+    Verdict.SUPERVISOR_LOST: "running",
+    Verdict.HOST_REBOOTED: "running",
+    Verdict.FINISHED: "exited",
+}
+GONE = frozenset({404, 409, 410})  # the attempt is not ours to run, and never will be
+
+
+class Reconciler:
+    """The attempts of one host."""
+
+    def __init__(
+        self,
+        host_dir: HostDir,
+        config: HostConfig,
+        client: ServerClient,
+        *,
+        boot_id: str,
+        render: Render = launch.render_argv,
+    ) -> None:
+        self.host_dir = host_dir
+        self.config = config
+        self.boot_id = boot_id
+        self.problems: list[str] = []
+        self._client = client
+        self._render = render
+        self._readers: dict[str, SpoolReader] = {}
+
+    # What is
+
+    def judge(self) -> dict[str, Verdict]:
+        """Return the verdict of every attempt that still matters; damaged ones go aside."""
+        verdicts: dict[str, Verdict] = {}
+        for folder in attempt_folders(self.host_dir.attempts):
+            verdict = folder.judge(self.boot_id)
+            if verdict is Verdict.DAMAGED:
+                self._quarantine(folder)
+            elif verdict not in (Verdict.TOMBSTONE, Verdict.FORGOTTEN):
+                verdicts[folder.attempt_id] = verdict
+        return verdicts
+
+    def reap(self) -> dict[str, Verdict]:
+        """Write the ends that nobody wrote, and return the verdicts that then hold."""
+        verdicts = self.judge()
+        for attempt_id, verdict in verdicts.items():
+            folder = self._folder(attempt_id)
+            if reason := LOST.get(verdict):
+                log.warning("attempt %s: %s", attempt_id, reason)
+                folder.settle(reason)
+                verdicts[attempt_id] = Verdict.FINISHED
+            elif verdict is Verdict.FINISHED and not folder.is_settled:
+                folder.settle(Reason.INTERNAL)
+        return verdicts
+
+    def statuses(self) -> tuple[AttemptStatus, ...]:
+        """Return what a beat says about the attempts."""
+        found = []
+        for attempt_id, verdict in self.judge().items():
+            folder = self._folder(attempt_id)
+            claim = folder.claim()
+            if claim is None:
+                continue
+            reader = self._readers.setdefault(attempt_id, SpoolReader(folder.spool))
+            status = AttemptStatus(
+                attempt_id=attempt_id,
+                fence=claim.fence,
+                phase=_PHASES[verdict],
+                last_seq=reader.last_seq(),
+                acked_seq=folder.acked_seq(),
+            )
+            found.append(status)
+        return tuple(found)
+
+    def running(self) -> list[AttemptFolder]:
+        """Return the attempts whose supervisor lives."""
+        verdicts = self.judge()
+        return [self._folder(key) for key, each in verdicts.items() if each is Verdict.RUNNING]
+
+    # What should be
+
+    def apply(self, reply: BeatReply) -> None:
+        """Bring this host closer to what the server wants."""
+        for order in reply.stop:  # first, so that a claimed attempt may never start
+            self.stop(order)
+        for wanted in reply.wanted:
+            self.claim(wanted)
+        for attempt_id in reply.forget:
+            if (folder := self._known(attempt_id)) and folder.is_settled:
+                folder.forget()
+                self._readers.pop(attempt_id, None)
+
+    def retry_claims(self) -> None:
+        """Ask again for the specs whose claims were not answered."""
+        for attempt_id, verdict in self.judge().items():
+            claim = self._folder(attempt_id).claim()
+            if verdict is Verdict.CLAIMING and claim:
+                self.claim(Wanted(attempt_id=attempt_id, fence=claim.fence))
+
+    def claim(self, wanted: Wanted) -> None:
+        """Claim an attempt and start it, unless it has been claimed before."""
+        if not ID.fullmatch(wanted.attempt_id):
+            log.error("the server wants an attempt with the id %r", wanted.attempt_id)
+            return
+        folder = self._folder(wanted.attempt_id)
+        if folder.path.exists() and folder.judge(self.boot_id) is not Verdict.CLAIMING:
+            return
+        claim = folder.make_claim(wanted.fence, self.boot_id)
+        ask = ClaimRequest(fence=claim.fence, claim_id=claim.claim_id, boot_id=self.boot_id)
+        try:
+            reply = self._client.claim(wanted.attempt_id, ask)
+        except RefusedError as refusal:
+            log.warning("%s", refusal)
+            if refusal.status in GONE:
+                folder.bury()
+            return
+        except ServerError as error:
+            log.info("the claim of %s waits: %s", wanted.attempt_id, error)
+            return
+        self._start(folder, reply.request)
+
+    def _start(self, folder: AttemptFolder, request: RunRequest) -> None:
+        try:
+            self._check_disk()
+            spec = launch.confine(request.spec, self._model_roots(), self.host_dir.attempts)
+            argv = self._render(spec, folder.path)
+        except LaunchRefusedError as refusal:
+            record.write_json(folder.spec, request.model_dump(mode="json"))
+            folder.settle(refusal.reason, str(refusal))
+            return
+        folder.output.mkdir(exist_ok=True)
+        document = {
+            "attempt_id": folder.attempt_id,
+            "argv": argv,
+            "env": launch.render_env(self.host_dir.path, len(self.running()) + 1),
+            "max_duration_seconds": request.max_duration_seconds,
+        }
+        record.write_json(folder.path / record.LAUNCH, document)
+        resolved = request.model_copy(update={"spec": spec})
+        record.write_json(folder.spec, resolved.model_dump(mode="json"))
+        outcome = launch.start_supervisor(folder.path)
+        if outcome == supervisor.EXIT_INTERNAL:
+            folder.settle(Reason.INTERNAL, "the supervisor failed; see its supervisor.log")
+
+    def _check_disk(self) -> None:
+        free = shutil.disk_usage(self.host_dir.path).free
+        if free < self.config.min_free_bytes:
+            raise LaunchRefusedError(
+                Reason.DISK_FULL,
+                f"{free / 2**30:.1f} GiB are free on this host, "
+                f"{self.config.min_free_bytes / 2**30:.1f} GiB are required; "
+                f'free some space, or lower "min_free_bytes" in config.json',
+            )
+
+    def _model_roots(self) -> tuple[Path, ...]:
+        return (self.host_dir.models, *self.config.model_roots, self.host_dir.attempts)
+
+    def stop(self, order: StopOrder) -> None:
+        """Have an attempt's supervisor end it; a claimed one then never starts."""
+        folder = self._known(order.attempt_id)
+        if folder is None or (folder.path / record.STOP).exists():
+            return
+        document = {"reason": order.reason, "grace_seconds": order.grace_seconds}
+        record.write_json(folder.path / record.STOP, document)
+        if identity := record.read_json(folder.path / record.SUPERVISOR):
+            pid, ticks = int(identity["pid"]), int(identity["start_ticks"])
+            procfs.send_signal(pid, ticks, signal.SIGTERM)
+
+    def _known(self, attempt_id: str) -> AttemptFolder | None:
+        folder = self._folder(attempt_id)
+        return folder if ID.fullmatch(attempt_id) and folder.path.is_dir() else None
+
+    def _folder(self, attempt_id: str) -> AttemptFolder:
+        return AttemptFolder(self.host_dir.attempts / attempt_id)
+
+    def _quarantine(self, folder: AttemptFolder) -> None:
+        place = folder.quarantine(self.host_dir.quarantine)
+        sentence = f"the folder of attempt {folder.attempt_id} is damaged; it was moved to {place}"
+        log.error("%s", sentence)
+        self.problems.append(sentence)

@@ -1,0 +1,1 @@
+"""Parts of the supervisor. Standard library only: it runs with site-packages switched off."""

@@ -1,0 +1,50 @@
+"""Why an attempt ended, from what its supervisor saw; the first rule that matches wins.
+
+Standard library only.
+"""
+
+import re
+import signal
+from typing import NamedTuple
+
+from runners.reasons import Reason
+
+_TEXTS = (
+    # What a job process writes to stderr itself when it lacks its input.
+    (Reason.MODEL_OR_DATA_MISSING, re.compile(r"^MODEL_OR_DATA_MISSING: ", re.MULTILINE)),
+    (Reason.OOM_GPU, re.compile(r"CUDA out of memory|OutOfMemoryError")),
+    (Reason.NCCL_TIMEOUT, re.compile(r"NCCL.*timeout|Watchdog caught collective", re.IGNORECASE)),
+    (Reason.DISK_FULL, re.compile(r"No space left")),
+    (Reason.GPU_FAULT, re.compile(r"CUDA error: .*(ECC|Xid|unspecified launch)")),
+)
+
+
+class Ending(NamedTuple):
+    """What is known when the last process of an attempt is gone."""
+
+    exit_code: int | None  # None: ended by a signal, or never executed
+    signal_number: int | None
+    last_text: str
+    stop_reason: Reason | None = None  # a stop was asked for, or the time was up
+    is_exec_failure: bool = False
+    has_oom_kill: bool = False  # the control group's counter rose meanwhile
+
+
+def classify(ending: Ending) -> Reason:
+    """Return the reason code of an ending."""
+    if ending.stop_reason is not None:
+        return ending.stop_reason
+    if ending.is_exec_failure:
+        return Reason.ENGINE_START_FAILED
+    if ending.exit_code == 0:
+        return Reason.OK
+    told = next((reason for reason, text in _TEXTS if text.search(ending.last_text)), None)
+    return told or _from_status(ending)
+
+
+def _from_status(ending: Ending) -> Reason:
+    if ending.signal_number == signal.SIGKILL:
+        return Reason.OOM_HOST if ending.has_oom_kill else Reason.KILLED_EXTERNALLY
+    if ending.signal_number is not None:
+        return Reason.SIGNAL
+    return Reason.EXIT_NONZERO

@@ -1,0 +1,146 @@
+"""What becomes of a job's standard output: capped files, rate-limited events, last lines.
+
+A flood must cost the job nothing: the files keep a head and a tail, the events keep to a
+byte rate, and what was left out is counted and said. Standard library only.
+"""
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+HEAD_BYTES = 4 * 1024**2
+TAIL_BYTES = 4 * 1024**2
+EVENT_BYTES_PER_SECOND = 64 * 1024
+EVENT_TEXT_BYTES = 16 * 1024
+LAST_BYTES = 8 * 1024
+LAST_LINES = 40
+_PARTIAL_LINE_BYTES = 4 * 1024
+
+
+class CappedLog:
+    """A file that keeps the first bytes of a stream, and two that take turns with its last.
+
+    ``<name>.log`` is the head, ``<name>.tail.log`` the newest bytes and
+    ``<name>.tail.old.log`` those before them. A file that cannot be written drops and counts.
+    """
+
+    def __init__(
+        self, folder: Path, name: str, head_bytes: int = HEAD_BYTES, tail_bytes: int = TAIL_BYTES
+    ) -> None:
+        self.dropped_bytes = 0
+        self._head = folder / f"{name}.log"
+        self._tail = folder / f"{name}.tail.log"
+        self._old_tail = folder / f"{name}.tail.old.log"
+        self._tail_bytes = tail_bytes
+        self._room = head_bytes
+        self._fd = self._open(self._head)
+        self._is_tail = False
+
+    def write(self, data: bytes) -> None:
+        """Keep the bytes in whichever file is due."""
+        while data:
+            if self._room <= 0:
+                self._turn()
+            piece, data = data[: self._room], data[self._room :]
+            self._room -= len(piece)
+            written = 0
+            with suppress(OSError):
+                written = os.write(self._fd, piece)
+            self.dropped_bytes += len(piece) - written
+
+    def close(self) -> None:
+        """Close the file in use and, where bytes were lost, say how many at the head's end."""
+        os.close(self._fd)
+        if self._is_tail:
+            note = (
+                f"\n[{self.dropped_bytes} bytes were cut here; the end is in {self._tail.name}]\n"
+            )
+            with suppress(OSError), self._head.open("ab") as head:
+                head.write(note.encode())
+
+    def _turn(self) -> None:
+        os.close(self._fd)
+        if self._is_tail:
+            with suppress(FileNotFoundError):
+                self.dropped_bytes += self._old_tail.stat().st_size
+            self._tail.replace(self._old_tail)
+        self._fd = self._open(self._tail)
+        self._room, self._is_tail = self._tail_bytes, True
+
+    @staticmethod
+    def _open(path: Path) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        return os.open(path, flags, 0o600)
+
+
+class LogEvents:
+    """Cuts one stream into pieces of whole lines and says which of them may be sent.
+
+    A bucket of one second's bytes refills at the allowed rate. ``left_out`` counts what the
+    bucket refused; the next piece that fits is preceded by a line that says so.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.left_out_bytes = 0
+        self._unsaid_bytes = 0
+        self._partial = b""
+        self._clock = clock
+        self._filled_at = clock()
+        self._bucket = float(EVENT_BYTES_PER_SECOND)
+
+    def feed(self, data: bytes) -> Iterator[str]:
+        """Yield the pieces of text that are to be sent now."""
+        lines, newline, rest = (self._partial + data).rpartition(b"\n")
+        if len(rest) > _PARTIAL_LINE_BYTES:
+            lines, newline, rest = lines + newline + rest, b"", b""
+        self._partial = rest
+        yield from self._allow(lines + newline)
+
+    def flush(self) -> Iterator[str]:
+        """Yield what is left of an unfinished line."""
+        rest, self._partial = self._partial, b""
+        yield from self._allow(rest)
+
+    def _allow(self, data: bytes) -> Iterator[str]:
+        now = self._clock()
+        refill = (now - self._filled_at) * EVENT_BYTES_PER_SECOND
+        self._bucket = min(self._bucket + refill, float(EVENT_BYTES_PER_SECOND))
+        self._filled_at = now
+        for start in range(0, len(data), EVENT_TEXT_BYTES):
+            piece = data[start : start + EVENT_TEXT_BYTES]
+            if len(piece) > self._bucket:
+                self.left_out_bytes += len(piece)
+                self._unsaid_bytes += len(piece)
+                continue
+            self._bucket -= len(piece)
+            if self._unsaid_bytes:
+                yield f"[{self._unsaid_bytes} bytes of output were not sent]\n"
+                self._unsaid_bytes = 0
+            yield piece.decode(errors="replace").replace("\0", "\ufffd")
+
+
+class LastLines:
+    """The end of all output, kept for the exit record and for the search of its cause."""
+
+    def __init__(self) -> None:
+        self._pieces: deque[bytes] = deque()
+        self._total_bytes = 0
+
+    def feed(self, data: bytes) -> None:
+        """Take in bytes and let go of those that are too old to matter."""
+        self._pieces.append(data[-LAST_BYTES:])
+        self._total_bytes += len(self._pieces[-1])
+        while self._total_bytes - len(self._pieces[0]) >= LAST_BYTES:
+            self._total_bytes -= len(self._pieces.popleft())
+
+    @property
+    def text(self) -> str:
+        """The last bytes as text."""
+        return b"".join(self._pieces)[-LAST_BYTES:].decode(errors="replace")
+
+    def lines(self) -> list[str]:
+        """Return the last lines, oldest first."""
+        return self.text.replace("\0", "\ufffd").splitlines()[-LAST_LINES:]

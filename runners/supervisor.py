@@ -1,0 +1,338 @@
+"""Runs one attempt to its end: ``python -S -E runners/supervisor.py ATTEMPT_DIR``.
+
+It detaches from whoever starts it, holds the attempt's lock as long as it lives, starts the
+job as its child, numbers what the job says into the spool, and leaves ``exit.json``. When it
+is killed itself, the job dies with it. Standard library only: it is small, starts in a few
+hundredths of a second and outlives every other part of the host.
+"""
+
+import os
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # with -S no installed package is found, not even this one
+    sys.path.append(str(Path(__file__).resolve().parent.parent))
+
+from runners.reasons import Reason
+from runners.spool import SpoolWriter
+from runners.supervision import child, procfs, record
+from runners.supervision.classify import Ending, classify
+from runners.supervision.intake import MAX_LINE_BYTES, EventRefusedError, parse_line
+from runners.supervision.output import CappedLog, LastLines, LogEvents
+from runners.supervision.sampling import TreeSampler
+
+STARTED = 0
+EXIT_INTERNAL = 70
+EXIT_ALREADY_SUPERVISED = 75
+EXIT_ALREADY_ENDED = 76
+
+LOCK_PATIENCE_SECONDS = 0.3  # whoever only asks whether the lock is free holds it shortly
+TICK_SECONDS = 1.0
+STOPPING_TICK_SECONDS = 0.05
+DRAIN_SECONDS = 1.0
+DEFAULT_GRACE_SECONDS = 15.0
+READ_BYTES = 256 * 1024
+MAX_REFUSALS_TOLD = 20
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Supervisor:
+    """One attempt from its start to its exit record."""
+
+    def __init__(self, folder: Path, launch: dict[str, Any]) -> None:
+        self.folder = folder
+        self.launch = launch
+        self.spool = SpoolWriter(folder / record.SPOOL)
+        self.sampler = TreeSampler()
+        self.last_lines = LastLines()
+        self.started_at_ms: int | None = None
+        self.stop_reason: Reason | None = None
+        self.exit_status: int | None = None
+        self.peak_rss_bytes = 0
+        self._kill_at: float | None = None
+        self._is_terminated = False
+        self._logs = {name: CappedLog(folder, name) for name in ("stdout", "stderr")}
+        self._log_events = {name: LogEvents() for name in self._logs}
+        self._event_line = b""
+        self._refusals = 0
+        self._oom_kills = procfs.oom_kills()
+        self._child: child.Child | None = None
+        self._selector = selectors.DefaultSelector()
+        self._woken, self._wake = os.pipe()
+
+    # Start
+
+    def start(self) -> bool:
+        """Start the job; False, with the exit record written, when that cannot be."""
+        record.reserve_exit_slot(self.folder)
+        self._watch_signals()
+        self._look_for_stop()
+        if self.stop_reason is not None:
+            self._write_end(Ending(None, None, "", self.stop_reason))
+            return False
+        child.become_subreaper()
+        try:
+            self._child = child.start(
+                self.launch["attempt_id"], self.launch["argv"], self.launch["env"], self.folder
+            )
+        except OSError as error:
+            self.last_lines.feed(f"{self.launch['argv'][0]}: {error.strerror}\n".encode())
+            self._write_end(Ending(None, None, "", is_exec_failure=True))
+            return False
+        self._announce(self._child)
+        return True
+
+    def _announce(self, started: child.Child) -> None:
+        self.started_at_ms = _now_ms()
+        me, job = procfs.read_process(os.getpid()), procfs.read_process(started.process.pid)
+        identity = {
+            "pid": os.getpid(),
+            "start_ticks": me.start_ticks if me else 0,
+            "child_pid": started.process.pid,
+            "child_start_ticks": job.start_ticks if job else 0,
+            "boot_id": procfs.boot_id(),
+        }
+        record.write_json(self.folder / record.SUPERVISOR, identity)
+        self.spool.append(
+            "started",
+            {
+                "pid": started.process.pid,
+                "boot_id": identity["boot_id"],
+                "argv": self.launch["argv"],
+            },
+        )
+        for name, fd in started.pipes._asdict().items():
+            os.set_blocking(fd, False)
+            self._selector.register(fd, selectors.EVENT_READ, name)
+
+    def _watch_signals(self) -> None:
+        for end in (self._woken, self._wake):
+            os.set_blocking(end, False)
+        self._selector.register(self._woken, selectors.EVENT_READ, "wake")
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._note_terminate)
+        for ignored in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(ignored, signal.SIG_IGN)
+
+    def _note_terminate(self, *_: object) -> None:
+        self._is_terminated = True
+
+    # The loop
+
+    def run(self) -> None:
+        """Serve the job until it is gone, with everything that it started, and record how."""
+        next_tick = time.monotonic()
+        while self.exit_status is None:
+            if time.monotonic() >= next_tick:
+                self._tick()
+                next_tick = time.monotonic() + TICK_SECONDS
+            wait = next_tick - time.monotonic() if self._kill_at is None else STOPPING_TICK_SECONDS
+            self._read(max(wait, 0.0))
+            self._reap()
+            if self._is_terminated:
+                self._obey_terminate()
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                self._kill_tree()
+        self._kill_tree()
+        self._drain()
+        self._write_end(self._ending(self.exit_status))
+
+    def _tick(self) -> None:
+        tree = procfs.descendants(os.getpid())
+        if tree:
+            values = self.sampler.sample(tree)
+            self.spool.append("metric", {"source": "host", "values": values, "step": None})
+        for name, events in self._log_events.items():
+            self._send_logs(name, events.flush())
+        self.spool.sync()
+        self._look_for_stop()
+        limit = self.launch.get("max_duration_seconds")
+        ran_ms = _now_ms() - (self.started_at_ms or _now_ms())
+        if limit is not None and self.stop_reason is None and ran_ms > limit * 1000:
+            self._say(f"the limit of {limit:g} s is reached")
+            self._begin_stop(Reason.MAX_DURATION, DEFAULT_GRACE_SECONDS)
+
+    def _read(self, timeout_s: float) -> bool:
+        """Take in what the pipes hold; False when there was nothing."""
+        ready = self._selector.select(timeout_s)
+        for key, _ in ready:
+            try:
+                data = os.read(key.fd, READ_BYTES)
+            except BlockingIOError:
+                continue
+            if not data:
+                self._selector.unregister(key.fd)
+                os.close(key.fd)
+            elif key.data == "events":
+                self._take_events(data)
+            elif key.data in self._logs:
+                self._logs[key.data].write(data)
+                self.last_lines.feed(data)
+                self._send_logs(key.data, self._log_events[key.data].feed(data))
+        return any(key.data != "wake" for key, _ in ready)
+
+    def _take_events(self, data: bytes) -> None:
+        *lines, self._event_line = (self._event_line + data).split(b"\n")
+        if len(self._event_line) > MAX_LINE_BYTES:
+            lines, self._event_line = [*lines, self._event_line], b""
+        for line in filter(None, lines):
+            try:
+                self.spool.append(*parse_line(line))
+            except EventRefusedError as refusal:
+                self._refusals += 1
+                if self._refusals <= MAX_REFUSALS_TOLD:
+                    self._say(f"an event of the job was refused: {refusal}")
+
+    def _send_logs(self, stream: str, pieces: Iterator[str]) -> None:
+        for text in pieces:
+            self.spool.append("log", {"stream": stream, "text": text})
+
+    def _say(self, text: str) -> None:
+        self.spool.append("log", {"stream": "supervisor", "text": f"{text}\n"})
+
+    # The end
+
+    def _look_for_stop(self) -> None:
+        if self.stop_reason is None and (order := record.read_json(self.folder / record.STOP)):
+            reason = str(order.get("reason"))
+            known = reason in Reason.__members__.values()
+            grace_seconds = float(order.get("grace_seconds", DEFAULT_GRACE_SECONDS))
+            self._begin_stop(Reason(reason) if known else Reason.STOPPED_BY_USER, grace_seconds)
+
+    def _obey_terminate(self) -> None:
+        self._is_terminated = False
+        self._look_for_stop()
+        if self.stop_reason is None:  # not from the agent: the machine goes down, or a stranger
+            self._begin_stop(Reason.KILLED_EXTERNALLY, DEFAULT_GRACE_SECONDS)
+
+    def _begin_stop(self, reason: Reason, grace_seconds: float) -> None:
+        self.stop_reason = reason
+        self._kill_at = time.monotonic() + grace_seconds
+        for process in procfs.descendants(os.getpid()):
+            procfs.send_signal(process.pid, process.start_ticks, signal.SIGTERM)
+
+    def _reap(self) -> None:
+        while ended := child.wait_any():
+            pid, status, peak_bytes = ended
+            if self._child and pid == self._child.process.pid:
+                self.exit_status = status
+                self.peak_rss_bytes = peak_bytes
+                self._child.process.returncode = os.waitstatus_to_exitcode(status)
+
+    def _kill_tree(self) -> None:
+        """Kill until two scans in a row find nobody: one scan misses what forks meanwhile."""
+        empty_scans = 0
+        while empty_scans < 2:  # noqa: PLR2004 - two in a row, as said above
+            tree = procfs.descendants(os.getpid())
+            for process in tree:
+                procfs.send_signal(process.pid, process.start_ticks, signal.SIGKILL)
+            self._reap()
+            empty_scans = 0 if tree else empty_scans + 1
+            if tree:
+                time.sleep(0.002)
+
+    def _drain(self) -> None:
+        """Take in what the job wrote before it ended."""
+        deadline = time.monotonic() + DRAIN_SECONDS
+        while time.monotonic() < deadline and self._read(0.0):
+            pass
+        for name, events in self._log_events.items():
+            self._send_logs(name, events.flush())
+
+    def _ending(self, status: int) -> Ending:
+        code = os.waitstatus_to_exitcode(status)
+        return Ending(
+            exit_code=code if code >= 0 else None,
+            signal_number=-code if code < 0 else None,
+            last_text=self.last_lines.text,
+            stop_reason=self.stop_reason,
+            has_oom_kill=procfs.oom_kills() > self._oom_kills,
+        )
+
+    def _write_end(self, ending: Ending) -> None:
+        """Write the exit record, then the event that tells it."""
+        for log in self._logs.values():
+            log.close()
+        left_out = sum(events.left_out_bytes for events in self._log_events.values())
+        peak = max(self.peak_rss_bytes, self.sampler.peak_rss_bytes)
+        written = record.write_exit_record(
+            self.folder,
+            {
+                "exit_code": ending.exit_code,
+                "signal": ending.signal_number,
+                "reason": classify(ending),
+                "by": "supervisor",
+                "started_at_ms": self.started_at_ms,
+                "ended_at_ms": _now_ms(),
+                "last_lines": self.last_lines.lines(),
+                "dropped_log_bytes": left_out,
+                "dropped_events": self.spool.dropped_events,
+                "peak_rss_bytes": peak or None,
+            },
+        )
+        self.spool.append("exited", written)
+        self.spool.close()
+
+    def abandon(self, error: Exception) -> None:
+        """Leave nothing running and a record that says the fault is ours."""
+        self._kill_tree()
+        self.last_lines.feed(
+            f"\nthe supervisor failed: {type(error).__name__}: {error}\n".encode()
+        )
+        self._write_end(Ending(None, None, "", Reason.INTERNAL))
+
+
+def supervise(folder: Path, report_to: int) -> None:
+    """Run the attempt under its lock; the launcher is told the outcome of the start."""
+    try:
+        with record.locked(folder / record.LOCK, LOCK_PATIENCE_SECONDS):
+            if (folder / record.EXIT_RECORD).exists():
+                os.write(report_to, bytes([EXIT_ALREADY_ENDED]))
+                return
+            launch = record.read_json(folder / record.LAUNCH)
+            if launch is None:
+                sys.exit(f"{folder / record.LAUNCH} is missing or damaged")
+            supervisor = Supervisor(folder, launch)
+            try:
+                is_running = supervisor.start()
+                os.write(report_to, bytes([STARTED]))
+                os.close(report_to)
+                if is_running:
+                    supervisor.run()
+            except Exception as error:
+                supervisor.abandon(error)
+                raise
+    except record.LockedError:
+        os.write(report_to, bytes([EXIT_ALREADY_SUPERVISED]))
+
+
+def main() -> int:
+    """Detach, supervise, and return to the launcher whether the attempt is in hands."""
+    folder = Path(sys.argv[1]).resolve()
+    listen_to, report_to = os.pipe()
+    if os.fork():
+        os.close(report_to)
+        outcome = os.read(listen_to, 1)
+        return outcome[0] if outcome else EXIT_INTERNAL
+    os.close(listen_to)
+    os.setsid()
+    os.umask(0o077)
+    os.chdir("/")
+    child.redirect_output(folder / "supervisor.log")
+    supervise(folder, report_to)
+    return 0
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt):
+        sys.exit(main())

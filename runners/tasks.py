@@ -1,0 +1,101 @@
+"""The doorbell's tasks: check the signature, wake the agent, done in milliseconds.
+
+They carry no authority. What is to be done stands in the server's answer to the beat that
+follows, and an attempt runs only after its claim.
+"""
+
+import functools
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+
+from celery.signals import worker_ready
+
+from runners.app import HOST_DIR_VARIABLE, app
+from runners.config import Credential, HostDir
+from runners.messages import Doorbell
+from runners.nonces import NonceStore
+from runners.signing import SignatureRefusedError, SignedDoorbell, verify
+from runners.wake import wake_agent
+
+EXIT_STALLED = 70
+WATCH_SECONDS = 5.0
+SILENCE_SECONDS = 180.0  # the server pings each minute
+LOST_ACK = "Couldn't ack"
+
+log = logging.getLogger(__name__)
+
+
+@functools.cache
+def _host() -> tuple[HostDir, Credential, NonceStore]:
+    host_dir = HostDir(Path(os.environ[HOST_DIR_VARIABLE]))
+    return host_dir, host_dir.credential(), NonceStore(host_dir.nonces)
+
+
+def ring(body: str, mac: str) -> Doorbell | None:
+    """Wake the agent for a doorbell that is genuine; None, and a log line, when it is not."""
+    host_dir, credential, nonces = _host()
+    try:
+        doorbell = verify(
+            SignedDoorbell(body, mac),
+            host_id=credential.host_id,
+            key=credential.command_key,
+            now=time.time(),
+            is_new_nonce=nonces.is_new,
+        )
+    except SignatureRefusedError as refusal:
+        log.warning("a doorbell was refused: %s", refusal)
+        return None
+    host_dir.pings.touch()
+    wake_agent(host_dir.wake)
+    return doorbell
+
+
+@app.task(name="runners.start")
+def start(body: str, mac: str) -> None:
+    """Say that an attempt waits to be claimed."""
+    ring(body, mac)
+
+
+@app.task(name="runners.stop")
+def stop(body: str, mac: str) -> None:
+    """Say that an attempt is to end."""
+    ring(body, mac)
+
+
+@app.task(name="runners.ping")
+def ping(body: str, mac: str) -> None:
+    """Show that messages still come through."""
+    ring(body, mac)
+
+
+class LostAckHandler(logging.Handler):
+    """Ends a worker that lost an acknowledgement: it would hang, alive, for ever."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Exit at once; the agent starts another."""
+        if LOST_ACK in record.getMessage():
+            os._exit(EXIT_STALLED)
+
+
+@worker_ready.connect
+def watch(**_signal: object) -> None:
+    """Start the watchdog of the worker's main process."""
+    logging.getLogger().addHandler(LostAckHandler())
+    host_dir = _host()[0]
+    host_dir.pings.touch()
+    threading.Thread(target=_watch, args=(host_dir.pings, os.getppid()), daemon=True).start()
+
+
+def _watch(pings: Path, parent: int) -> None:
+    """Exit when the agent is gone, or when pings came once and come no more."""
+    started_at, has_heard = time.time(), False
+    while os.getppid() == parent:
+        last = pings.stat().st_mtime
+        has_heard = has_heard or last > started_at + WATCH_SECONDS
+        if has_heard and time.time() - last > SILENCE_SECONDS:
+            os._exit(EXIT_STALLED)
+        time.sleep(WATCH_SECONDS)
+    os._exit(0)
