@@ -1,4 +1,5 @@
 import os
+import socket
 import sys
 import time
 from pathlib import Path
@@ -39,3 +40,9 @@ def is_alive(pid: int) -> bool:
 
 def wrote(path: Path, words: str) -> bool:
     return path.exists() and words in path.read_text()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

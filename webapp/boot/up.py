@@ -103,8 +103,8 @@ class Site:
         self._start_host()
         say.line()
         say.line(f"  Slipway is ready: {self.url}")
-        for words in filter(None, told.splitlines()):
-            say.line(f"  {words}")
+        if account := ", ".join(told.strip().splitlines()):
+            say.line(f"  Sign in with {account} (the password is shown only now)")
         say.line(f"  Ctrl-C stops everything. Data and logs are in {self.data}")
 
     def stop(self) -> None:
@@ -159,8 +159,9 @@ class Site:
         if not (folder / "credential.json").exists():
             with say.step("Enrolling this machine as a host (measures its speed)"):
                 token = self._manage("enrol_token", "--name", HOST_NAME).strip()
-                self._checked("-m", "runners", "enroll", "--server", self.url, "--token", token,
-                              "--dir", str(folder))  # fmt: skip
+                options = {"--server": self.url, "--token": token, "--name": HOST_NAME}
+                words = [word for pair in options.items() for word in pair]
+                self._checked("-m", "runners", "enroll", "--dir", str(folder), *words)
         readdress(folder / "credential.json", self.url, self.environment["REDIS_URL"])
         command = [sys.executable, "-m", "runners", "work", "--dir", str(folder)]
         self._start(processes.Child("host", command))
