@@ -1,3 +1,5 @@
+import os
+import subprocess
 import sys
 
 from webapp.boot import suite
@@ -48,3 +50,33 @@ def test_the_tests_do_not_see_the_users_data(monkeypatch):
 
     assert "DATABASE_URL" not in seen
     assert seen["PATH"].startswith(str(suite.Path(sys.executable).parent))
+
+
+def run_one_browser_test(tmp_path, chromium: str) -> str:
+    """The output of pytest for one browser test, with the given program as Chromium."""
+    lines = "import pytest\n\n@pytest.mark.browser\ndef test_page():\n    assert True\n"
+    (tmp_path / "test_page.py").write_text(lines)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.plugins.chromium"]
+    done = subprocess.run(
+        [*command, str(tmp_path)],
+        cwd=suite.ROOT,
+        env=os.environ | {"SLIPWAY_CHROMIUM": chromium},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout
+
+
+def test_a_missing_chromium_is_said_loudly_above_the_last_line(tmp_path):
+    words = run_one_browser_test(tmp_path, "/nowhere/chromium").strip().splitlines()
+
+    assert "NO CHROMIUM: the browser tests did not run" in words[-2]
+    assert words[-1].startswith("1 skipped")
+
+
+def test_a_present_chromium_needs_no_words(tmp_path):
+    words = run_one_browser_test(tmp_path, sys.executable)
+
+    assert "NO CHROMIUM" not in words
+    assert "1 passed" in words

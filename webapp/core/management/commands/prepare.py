@@ -10,6 +10,7 @@ from django.core.management.base import BaseCommand
 class Command(BaseCommand):
     """Migrate every database, then make the admin account if there is none."""
 
+    requires_system_checks = ()  # they load every page, and `up` waits for this command
     help = "Migrate every database and create the admin account; safe to repeat."
 
     def handle(self, *_arguments: Any, **_options: Any) -> None:
