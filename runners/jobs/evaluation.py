@@ -3,11 +3,11 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from transformers import PreTrainedModel
 
 from runners.jobs.tokenizer import TokenIds
 
@@ -64,10 +64,10 @@ def perplexity_ratio(after: Perplexity, before: Perplexity) -> tuple[float, floa
 
 
 def evaluate(
-    model: Any,
+    model: PreTrainedModel,
     ids: TokenIds,
     num_tokens: int,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[float], None] | None = None,
 ) -> Perplexity:
     """Return the model's perplexity on about ``num_tokens`` tokens spread evenly over ``ids``.
 
@@ -82,14 +82,14 @@ def evaluate(
     starts = segment_starts(len(ids), window, stride, num_tokens)
     per_batch = max(1, LOGITS_BUDGET_BYTES // (4 * stride * int(model.config.vocab_size)))
     was_training = model.training
-    model.eval()
+    torch.nn.Module.eval(model)
     parts: list[Nlls] = []
     for begin in range(0, len(starts), per_batch):
         batch = np.stack([ids[at : at + window] for at in starts[begin : begin + per_batch]])
         parts.append(_segment_nlls(model, torch.from_numpy(batch.astype(np.int64)), stride))
         if on_progress:
-            on_progress(min(begin + per_batch, len(starts)) * stride, len(starts) * stride)
-    model.train(was_training)
+            on_progress(min(1.0, (begin + per_batch) / len(starts)))
+    torch.nn.Module.train(model, was_training)
     return Perplexity(np.concatenate(parts), len(starts) * stride, window)
 
 
@@ -104,7 +104,7 @@ def segment_starts(length: int, window: int, stride: int, num_tokens: int) -> li
 
 
 @torch.inference_mode()
-def _segment_nlls(model: Any, batch: torch.Tensor, stride: int) -> Nlls:
+def _segment_nlls(model: PreTrainedModel, batch: torch.Tensor, stride: int) -> Nlls:
     batch = batch.to(next(model.parameters()).device)
     logits = model(input_ids=batch, use_cache=False, logits_to_keep=stride + 1).logits
     predictions = logits[:, :-1].float()

@@ -36,7 +36,7 @@ class Emitter:
     """Typed, thread-safe sender of job events."""
 
     def __init__(self, fd: int) -> None:
-        self._fd = fd
+        self.fd = fd
         self._lines: queue.Queue[bytes | None] = queue.Queue(QUEUE_LINES)
         self._closed_pipe = threading.Event()
         self._writer = threading.Thread(target=self._write_lines, name="events", daemon=True)
@@ -107,7 +107,7 @@ class Emitter:
             if self._closed_pipe.is_set():
                 continue
             try:
-                _write_all(self._fd, line)
+                _write_all(self.fd, line)
             except OSError:  # the reader is gone: the job is worth more than its chart
                 self._closed_pipe.set()
 

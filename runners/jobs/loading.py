@@ -3,6 +3,10 @@
 Weights come from safetensors only, nothing is fetched, and no code from a model folder runs.
 """
 
+# mypy: disable-error-code="no-untyped-call"
+# transformers ships types, but leaves some of its functions without.
+
+import importlib
 import json
 import os
 import shutil
@@ -11,6 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torchao.quantization import Int8WeightOnlyConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    BitsAndBytesConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    TorchAoConfig,
+)
 
 from runners.jobs.runtime import BadInputError, Job, MissingModelError
 from runners.jobspec import (
@@ -28,8 +42,7 @@ QUANTISED: tuple[WeightDtype, ...] = ("int8", "int4")
 BASE_DTYPE = torch.bfloat16  # what stays unquantised beside int8 and int4 matrices
 HOW_QUANTISED = {
     "int8": "torchao Int8WeightOnlyConfig: one scale per output row; lm_head and embedding bf16",
-    "int4": "bitsandbytes nf4: packed 4 bit, one fp32 scale per 64 weights; "
-    "lm_head and embedding bf16",
+    "int4": "bitsandbytes nf4: packed 4 bit, one scale per 64 weights; lm_head and embedding bf16",
 }
 
 
@@ -37,8 +50,8 @@ HOW_QUANTISED = {
 class LoadedModel:
     """A model on its device, with its tokenizer when it knows text."""
 
-    model: Any
-    tokenizer: Any | None
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast | None
     device: torch.device
 
     @property
@@ -105,10 +118,14 @@ def model_roots(host_dir: Path) -> list[Path]:
     return [path.resolve() for path in (host_dir / "models", *extra)]
 
 
-def load_folder(folder: Path, dtype: WeightDtype, device: torch.device) -> Any:
-    """Return the causal language model of a folder, in evaluation mode."""
-    from transformers import AutoModelForCausalLM
+def preload_library(dtype: WeightDtype) -> None:
+    """Import what ``dtype`` needs before memory is metered: a library is no part of a model."""
+    if dtype == "int4":
+        importlib.import_module("bitsandbytes")
 
+
+def load_folder(folder: Path, dtype: WeightDtype, device: torch.device) -> PreTrainedModel:
+    """Return the causal language model of a folder, in evaluation mode."""
     stored = stored_quantisation(folder)
     if stored is not None and stored != dtype:
         msg = f"{folder} holds {stored} weights: load it as {stored}, or take its original"
@@ -128,7 +145,7 @@ def load_folder(folder: Path, dtype: WeightDtype, device: torch.device) -> Any:
     except (OSError, ValueError, KeyError) as error:
         msg = f"cannot load {folder} as a causal language model: {_first_line(error)}"
         raise BadInputError(msg) from error
-    return model.eval()
+    return ready(model)
 
 
 def stored_quantisation(folder: Path) -> WeightDtype | None:
@@ -146,16 +163,17 @@ def stored_quantisation(folder: Path) -> WeightDtype | None:
     raise BadInputError(msg)
 
 
-def load_tokenizer(folder: Path) -> Any | None:
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast | None:
     """Return the folder's fast tokenizer, or None when it holds none."""
-    from transformers import PreTrainedTokenizerFast
-
     if not (folder / "tokenizer.json").is_file():
         return None
-    return PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
+        str(folder), local_files_only=True
+    )
+    return tokenizer
 
 
-def require_tokenizer(loaded: LoadedModel, what_for: str) -> Any:
+def require_tokenizer(loaded: LoadedModel, what_for: str) -> PreTrainedTokenizerFast:
     """Return the tokenizer.
 
     Raises:
@@ -167,7 +185,19 @@ def require_tokenizer(loaded: LoadedModel, what_for: str) -> Any:
     return loaded.tokenizer
 
 
-def quantised_matrices(model: Any) -> dict[str, torch.Tensor]:
+def ready(
+    model: PreTrainedModel,
+    *,
+    device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
+) -> PreTrainedModel:
+    """Return the same model on the device, in the dtype, in evaluation mode."""
+    torch.nn.Module.to(model, device=device, dtype=dtype)
+    torch.nn.Module.eval(model)
+    return model
+
+
+def quantised_matrices(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Return the matrices that int8 and int4 quantise: all of the linear layers but lm_head."""
     return {
         name: module.weight
@@ -176,40 +206,39 @@ def quantised_matrices(model: Any) -> dict[str, torch.Tensor]:
     }
 
 
-def parameter_count(config: Any) -> int:
+def parameter_count(config: PretrainedConfig) -> int:
     """Return the number of parameters of a config's architecture, without allocating any."""
-    from transformers import AutoModelForCausalLM
-
     plain = config.__class__(**{**config.to_dict(), "quantization_config": None})
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(plain)
     return sum(each.numel() for each in model.parameters())
 
 
-def fresh_model(config: dict[str, object], dtype: torch.dtype) -> Any:
+def fresh_model(config: dict[str, object], dtype: torch.dtype) -> PreTrainedModel:
     """Return a model of a config.json with freshly initialised weights.
 
     Raises:
         BadInputError: the config names no known architecture or contradicts itself.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     fields = {name: value for name, value in config.items() if name != "model_type"}
     try:
         parsed = AutoConfig.for_model(str(config.get("model_type", "")), **fields)
-        return AutoModelForCausalLM.from_config(parsed, dtype=dtype)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(parsed, dtype=dtype)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         msg = f"config.json describes no model that can be built here: {_first_line(error)}"
         raise BadInputError(msg) from error
+    return model
 
 
-def _load_random(job: Job, ref: RandomModel, dtype: WeightDtype, device: torch.device) -> Any:
+def _load_random(
+    job: Job, ref: RandomModel, dtype: WeightDtype, device: torch.device
+) -> PreTrainedModel:
     """Quantised random weights pass through a folder, so that they are packed the same way."""
     torch.manual_seed(getattr(job.spec, "seed", 0))
     base = TORCH_DTYPES.get(dtype, BASE_DTYPE)
     model = fresh_model(ref.config, base)
     if dtype not in QUANTISED:
-        return model.to(device).eval()
+        return ready(model, device=device)
     folder = job.scratch_dir() / "random-model"
     model.save_pretrained(str(folder))
     del model
@@ -219,14 +248,9 @@ def _load_random(job: Job, ref: RandomModel, dtype: WeightDtype, device: torch.d
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _quantisation_config(dtype: WeightDtype) -> Any:
+def _quantisation_config(dtype: WeightDtype) -> TorchAoConfig | BitsAndBytesConfig:
     if dtype == "int8":
-        from torchao.quantization import Int8WeightOnlyConfig
-        from transformers import TorchAoConfig
-
         return TorchAoConfig(Int8WeightOnlyConfig())
-    from transformers import BitsAndBytesConfig
-
     return BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=BASE_DTYPE
     )

@@ -5,9 +5,9 @@ import gc
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
+from transformers import Cache, PreTrainedModel
 
 PROC = Path("/proc/self")
 KIB = 1024
@@ -78,23 +78,23 @@ def tensor_bytes(tensor: torch.Tensor) -> int:
     return held + sum(tensor_bytes(each) for each in _quant_state_tensors(tensor))
 
 
-def model_bytes(model: Any) -> int:
+def model_bytes(model: PreTrainedModel) -> int:
     """Return the bytes of all parameters and buffers; shared tensors count once."""
     tensors = {id(each): each for each in _tensors(model)}
     return sum(tensor_bytes(each) for each in tensors.values())
 
 
-def cache_bytes(cache: Any) -> int:
+def cache_bytes(cache: Cache) -> int:
     """Return the bytes of keys and values that a generation cache holds."""
     return sum(
         tensor_bytes(each)
-        for layer in getattr(cache, "layers", ())
+        for layer in cache.layers
         for each in (getattr(layer, "keys", None), getattr(layer, "values", None))
         if isinstance(each, torch.Tensor)
     )
 
 
-def _tensors(model: Any) -> Iterator[torch.Tensor]:
+def _tensors(model: PreTrainedModel) -> Iterator[torch.Tensor]:
     yield from model.parameters()
     yield from model.buffers()
 

@@ -17,16 +17,6 @@ from runners.messages import RunRequest
 
 HOST_DIR_VARIABLE = "SLIPWAY_HOST_DIR"
 EXIT_BAD_INPUT = 3
-OFFLINE_AND_QUIET = {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    "TRANSFORMERS_VERBOSITY": "error",
-    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
-    "TOKENIZERS_PARALLELISM": "true",
-    "BITSANDBYTES_NOWELCOME": "1",
-}
 
 
 class BadInputError(Exception):
@@ -87,21 +77,17 @@ def run_job(kind: str, work: Callable[[Job], None]) -> None:
     prepare_process()
     try:
         job = open_job(Path(_only_argument(kind)), kind)
+        try:
+            work(job)
+        finally:
+            job.emitter.close()
     except BadInputError as error:
-        _exit_bad_input(error)
-    try:
-        work(job)
-    except BadInputError as error:
-        job.emitter.close()
-        _exit_bad_input(error)
-    finally:
-        job.emitter.close()
+        sys.stderr.write(f"{error.prefix}: {error}\n")
+        sys.exit(EXIT_BAD_INPUT)
 
 
 def prepare_process() -> None:
-    """Set offline mode, silence libraries and fix torch's threads, before torch works."""
-    for name, value in OFFLINE_AND_QUIET.items():
-        os.environ.setdefault(name, value)
+    """Fix the number of threads before torch works, and silence warnings."""
     os.environ.setdefault("RAYON_NUM_THREADS", str(num_threads()))
     warnings.filterwarnings("ignore")
     import torch
@@ -163,8 +149,3 @@ def _only_argument(kind: str) -> str:
         msg = f"usage: python -m runners.jobs.{kind} ATTEMPT_DIR"
         raise BadInputError(msg)
     return sys.argv[1]
-
-
-def _exit_bad_input(error: BadInputError) -> None:
-    sys.stderr.write(f"{error.prefix}: {error}\n")
-    sys.exit(EXIT_BAD_INPUT)

@@ -5,6 +5,9 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 
+import pynvml
+import torch
+
 from runners.jobs.events import Emitter
 
 INTERVAL_SECONDS = 1.0
@@ -35,19 +38,15 @@ def gpu_telemetry(emitter: Emitter, sample: Sample | None = None) -> Iterator[No
 
 def nvml_sample() -> Sample | None:
     """Return a reader of the visible GPUs, or None without torch CUDA or NVML."""
-    import torch
-
     if not torch.cuda.is_available():
         return None
     try:
-        import pynvml
-
         pynvml.nvmlInit()
         handles = {
             index: pynvml.nvmlDeviceGetHandleByIndex(index)
             for index in visible_indices(pynvml.nvmlDeviceGetCount())
         }
-    except (ImportError, pynvml.NVMLError):
+    except pynvml.NVMLError:
         return None
     return lambda: _read(handles)
 
@@ -69,8 +68,6 @@ def _emit_until(ended: threading.Event, emitter: Emitter, read: Sample) -> None:
 
 
 def _read(handles: dict[int, object]) -> dict[str, float]:
-    import pynvml
-
     values: dict[str, float] = {}
     for index, handle in handles.items():
         with contextlib.suppress(pynvml.NVMLError):

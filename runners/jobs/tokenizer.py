@@ -1,5 +1,8 @@
 """The demo model's tokenizer and tokenised text, built once per host and kept by digest."""
 
+# mypy: disable-error-code="no-untyped-call"
+# transformers ships types, but leaves some of its functions without.
+
 import hashlib
 import json
 import os
@@ -7,10 +10,11 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from runners.jobs.corpus import Corpus, Document
 
@@ -20,20 +24,21 @@ LAYOUT_VERSION = 1  # raise when what lies in the cache changes its meaning
 TokenIds = npt.NDArray[np.int32]
 
 
-def demo_tokenizer(corpus: Corpus, vocab_size: int, cache_dir: Path) -> Any:
+def demo_tokenizer(corpus: Corpus, vocab_size: int, cache_dir: Path) -> PreTrainedTokenizerFast:
     """Return a byte-level BPE tokenizer of ``vocab_size`` entries learnt from the train text."""
-    from transformers import PreTrainedTokenizerFast
-
     folder = cached_folder(
         cache_dir,
         f"tokenizer-{_digest(corpus.digest, vocab_size)}",
         lambda target: _train_tokenizer(corpus.train, vocab_size).save_pretrained(str(target)),
     )
-    return PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
+        str(folder), local_files_only=True
+    )
+    return tokenizer
 
 
 def tokenized(
-    tokenizer: Any, documents: Iterable[Document], key: str, cache_dir: Path
+    tokenizer: PreTrainedTokenizerFast, documents: Iterable[Document], key: str, cache_dir: Path
 ) -> TokenIds:
     """Return the documents as one stream of token ids, each ended by end-of-text.
 
@@ -48,12 +53,9 @@ def tokenized(
     return ids
 
 
-def tokenizer_digest(tokenizer: Any) -> str:
+def tokenizer_digest(tokenizer: PreTrainedTokenizerFast) -> str:
     """Return a digest of everything that decides how the tokenizer splits text."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return _digest(sorted(tokenizer.get_vocab().items()))
-    return hashlib.sha256(backend.to_str().encode()).hexdigest()
+    return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
 
 
 def cached_folder(cache_dir: Path, name: str, build: Callable[[Path], object]) -> Path:
@@ -76,10 +78,7 @@ def cached_folder(cache_dir: Path, name: str, build: Callable[[Path], object]) -
     return final
 
 
-def _train_tokenizer(documents: Iterable[Document], vocab_size: int) -> Any:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
+def _train_tokenizer(documents: Iterable[Document], vocab_size: int) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -98,7 +97,9 @@ def _train_tokenizer(documents: Iterable[Document], vocab_size: int) -> Any:
     )
 
 
-def _save_tokens(tokenizer: Any, documents: Iterable[Document], target: Path) -> None:
+def _save_tokens(
+    tokenizer: PreTrainedTokenizerFast, documents: Iterable[Document], target: Path
+) -> None:
     texts = [each.text for each in documents]
     end = tokenizer.eos_token_id
     encoded = (

@@ -3,9 +3,9 @@
 import shutil
 import statistics
 from pathlib import Path
-from typing import Any
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from runners.jobs.artefacts import card_text, publish_model, weight_file_bytes
 from runners.jobs.corpus import Corpus, load_corpus
@@ -18,6 +18,7 @@ from runners.jobs.loading import (
     load_tokenizer,
     model_folder,
     pick_device,
+    ready,
     stored_quantisation,
 )
 from runners.jobs.memory import Peak, PeakMeter
@@ -55,7 +56,9 @@ def work(job: Job) -> None:
     shutil.rmtree(job.checkpoint_dir, ignore_errors=True)
 
 
-def _prepare(job: Job, spec: TrainSpec) -> tuple[Trainer, Any, Corpus, PeakMeter]:
+def _prepare(
+    job: Job, spec: TrainSpec
+) -> tuple[Trainer, PreTrainedTokenizerFast, Corpus, PeakMeter]:
     job.emitter.phase("Reading text")
     corpus = load_corpus()
     job.emitter.phase("Preparing tokens")
@@ -72,7 +75,7 @@ def _prepare(job: Job, spec: TrainSpec) -> tuple[Trainer, Any, Corpus, PeakMeter
     return trainer, tokenizer, corpus, meter
 
 
-def _tokenizer(job: Job, spec: TrainSpec, corpus: Corpus) -> Any:
+def _tokenizer(job: Job, spec: TrainSpec, corpus: Corpus) -> PreTrainedTokenizerFast:
     if isinstance(spec.model, DemoModel):
         return demo_tokenizer(corpus, spec.model.vocab_size, job.cache_dir)
     if isinstance(spec.model, RandomModel):
@@ -86,7 +89,9 @@ def _tokenizer(job: Job, spec: TrainSpec, corpus: Corpus) -> Any:
     return tokenizer
 
 
-def _model(job: Job, spec: TrainSpec, tokenizer: Any, device: torch.device) -> Any:
+def _model(
+    job: Job, spec: TrainSpec, tokenizer: PreTrainedTokenizerFast, device: torch.device
+) -> PreTrainedModel:
     """Return the model with fp32 weights, which AdamW updates; the products run as bf16."""
     if isinstance(spec.model, DemoModel):
         positions = min(spec.model.max_position_embeddings, spec.sequence_length)
@@ -95,7 +100,7 @@ def _model(job: Job, spec: TrainSpec, tokenizer: Any, device: torch.device) -> A
             "bos_token_id": tokenizer.bos_token_id,
             "eos_token_id": tokenizer.eos_token_id,
         }
-        return fresh_model(config, torch.float32).to(device)
+        return ready(fresh_model(config, torch.float32), device=device)
     if isinstance(spec.model, RandomModel):
         msg = "random weights have no tokenizer to train with"
         raise BadInputError(msg)
@@ -106,10 +111,12 @@ def _model(job: Job, spec: TrainSpec, tokenizer: Any, device: torch.device) -> A
     return load_folder(folder, "fp32", device)
 
 
-def _finish(trainer: Trainer, tokenizer: Any, corpus: Corpus, peak: Peak) -> None:
+def _finish(
+    trainer: Trainer, tokenizer: PreTrainedTokenizerFast, corpus: Corpus, peak: Peak
+) -> None:
     job = trainer.job
     job.emitter.phase("Evaluating on held-out text")
-    model = trainer.model.to(TORCH_DTYPES[trainer.spec.compute_dtype])
+    model = ready(trainer.model, dtype=TORCH_DTYPES[trainer.spec.compute_dtype])
     perplexity = evaluate(model, trainer.held_out_ids, FINAL_EVALUATION_TOKENS)
     measured = _measured(trainer, perplexity, peak)
     notes = _notes(trainer, corpus, perplexity, peak)

@@ -4,10 +4,10 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from runners.jobs.checkpoint import TrainState, load_latest, save_checkpoint
 from runners.jobs.evaluation import evaluate
@@ -87,7 +87,7 @@ class Trainer:
 
     job: Job
     spec: TrainSpec
-    model: Any
+    model: PreTrainedModel
     train_ids: TokenIds
     held_out_ids: TokenIds
     device: torch.device
@@ -155,7 +155,7 @@ class Trainer:
         loss = torch.nn.functional.cross_entropy(
             logits.float().flatten(0, 1), batch[:, 1:].flatten()
         )
-        (loss / self._micro_steps).backward()
+        torch.autograd.backward(loss / self._micro_steps)
         return float(loss.detach()) / self._micro_steps
 
     @property
@@ -195,7 +195,7 @@ class Trainer:
         self.job.emitter.metric({"validation_loss": math.log(found.value)}, step=self.state.step)
 
 
-def build_optimizer(model: Any, learning_rate: float) -> torch.optim.AdamW:
+def build_optimizer(model: PreTrainedModel, learning_rate: float) -> torch.optim.AdamW:
     """Return AdamW that decays matrices and leaves norms and biases alone."""
     matrices = [each for each in model.parameters() if each.ndim > 1]
     vectors = [each for each in model.parameters() if each.ndim <= 1]

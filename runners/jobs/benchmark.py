@@ -1,0 +1,98 @@
+"""Measure a model as planned: ``python -m runners.jobs.benchmark ATTEMPT_DIR``."""
+
+from functools import partial
+
+from runners.jobs.assessment import Assessment, Sampling, assess, held_out_ids
+from runners.jobs.evaluation import Perplexity, evaluate, perplexity_ratio
+from runners.jobs.generation import Workload
+from runners.jobs.isolation import run_isolated
+from runners.jobs.loading import (
+    HOW_QUANTISED,
+    QUANTISED,
+    load_model,
+    model_folder,
+    pick_device,
+    preload_library,
+    stored_quantisation,
+)
+from runners.jobs.memory import PeakMeter
+from runners.jobs.runtime import BadInputError, Job, num_threads, run_job
+from runners.jobs.stages import Stages
+from runners.jobs.telemetry import gpu_telemetry
+from runners.jobspec import ArtefactModel, BenchmarkSpec, FolderModel
+
+LOADING = "Loading the model"
+MEASURING = "Measuring speed and perplexity"
+ORIGINAL = "Evaluating the original"
+
+
+def work(job: Job) -> None:
+    """Run one benchmark attempt."""
+    spec = job.spec
+    if not isinstance(spec, BenchmarkSpec):
+        msg = f"kind '{spec.kind}' is not 'benchmark'"
+        raise BadInputError(msg)
+    preload_library(spec.weight_dtype)
+    with gpu_telemetry(job.emitter):
+        stages = Stages(job.emitter, _stage_shares(job, spec))
+        assessment = run_isolated(job, partial(_assess, spec, stages))
+        measured = assessment.measured()
+        notes = {**assessment.notes(), **_context(spec)}
+        if assessment.perplexity and _has_original(job, spec):
+            original = run_isolated(job, partial(_original_perplexity, spec, stages))
+            ratio, low, high = perplexity_ratio(assessment.perplexity, original)
+            measured |= original.measured("original_")
+            measured |= {
+                "perplexity_ratio": ratio,
+                "perplexity_ratio_low": low,
+                "perplexity_ratio_high": high,
+            }
+            notes["perplexity_ratio"] = f"{spec.weight_dtype} / bf16, same windows pair by pair"
+    job.emitter.result(measured, notes)
+
+
+def _stage_shares(job: Job, spec: BenchmarkSpec) -> dict[str, float]:
+    shares = {LOADING: 2.0, MEASURING: 5.0}
+    return {**shares, ORIGINAL: 2.0} if _has_original(job, spec) else shares
+
+
+def _assess(spec: BenchmarkSpec, stages: Stages, job: Job) -> Assessment:
+    stages = stages.via(job.emitter)
+    stages.begin(LOADING)
+    meter = PeakMeter(pick_device())
+    loaded = load_model(job, spec.model, spec.weight_dtype)
+    workload = Workload(spec.batch_size, spec.prompt_tokens, spec.output_tokens, spec.seed)
+    stages.begin(MEASURING)
+    sampling = Sampling(workload, spec.repetitions, spec.evaluation_tokens)
+    return assess(job, loaded, sampling, meter, stages)
+
+
+def _has_original(job: Job, spec: BenchmarkSpec) -> bool:
+    """Return whether the model is a folder of plain weights that this run quantises."""
+    if spec.weight_dtype not in QUANTISED or not isinstance(
+        spec.model, FolderModel | ArtefactModel
+    ):
+        return False
+    return stored_quantisation(model_folder(spec.model, job.host_dir)) is None
+
+
+def _original_perplexity(spec: BenchmarkSpec, stages: Stages, job: Job) -> Perplexity:
+    stages = stages.via(job.emitter)
+    stages.begin(ORIGINAL)
+    loaded = load_model(job, spec.model, "bf16")
+    ids = held_out_ids(job, loaded)
+    if ids is None:
+        msg = "the model lost its tokenizer while the job ran; put tokenizer.json back"
+        raise BadInputError(msg)
+    return evaluate(loaded.model, ids, spec.evaluation_tokens, stages.advance)
+
+
+def _context(spec: BenchmarkSpec) -> dict[str, str]:
+    context = {"device": str(pick_device()), "threads": str(num_threads())}
+    if spec.weight_dtype in QUANTISED:
+        context["weight_dtype"] = HOW_QUANTISED[spec.weight_dtype]
+    return context
+
+
+if __name__ == "__main__":
+    run_job("benchmark", work)

@@ -1,0 +1,166 @@
+"""Measure what this host achieves, for the planner: ``python -m runners.jobs.microbench``.
+
+Prints one JSON line, a ``runners.messages.Microbench``. Rates are the median of repeated
+runs on buffers far larger than the caches, with the threads that jobs will use, and the
+whole takes less than 20 s. ``--short`` takes small buffers and proves only that it works.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from runners.jobs.runtime import prepare_process
+from runners.messages import DeviceMeasurement, Microbench
+
+GEMM_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+FLOPS_PER_MULTIPLY_ADD = 2
+TRIAD_STREAMS = 3  # two arrays read, one written
+TINY_OPERATIONS = 2000
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How large and how long each measurement is."""
+
+    gemm_size: int
+    triad_elements: int
+    seconds_each: float
+    disk_bytes: int
+
+
+CPU = Effort(gemm_size=1024, triad_elements=2**25, seconds_each=1.2, disk_bytes=2**27)
+CUDA = Effort(gemm_size=8192, triad_elements=2**28, seconds_each=0.5, disk_bytes=2**27)
+SHORT = Effort(gemm_size=64, triad_elements=2**16, seconds_each=0.02, disk_bytes=2**20)
+
+
+def measure(*, short: bool = False, folder: Path | None = None) -> Microbench:
+    """Return the rates of the CPU, of every CUDA device, and of writing to ``folder``."""
+    began = time.monotonic()
+    devices = [measure_device(torch.device("cpu"), SHORT if short else CPU)]
+    devices += [
+        measure_device(torch.device("cuda", index), SHORT if short else CUDA)
+        for index in range(torch.cuda.device_count())
+    ]
+    disk = disk_write_rate(folder or Path(tempfile.gettempdir()), SHORT if short else CPU)
+    return Microbench(
+        measured_at_ms=time.time_ns() // 1_000_000,
+        duration_seconds=time.monotonic() - began,
+        torch_version=str(torch.__version__),
+        num_threads=torch.get_num_threads(),
+        devices=tuple(devices),
+        disk_write_bytes_per_second=disk,
+    )
+
+
+def measure_device(device: torch.device, effort: Effort) -> DeviceMeasurement:
+    """Return bandwidth, matrix product rates by dtype and operator overhead of one device."""
+    rates = {name: gemm_rate(device, dtype, effort) for name, dtype in GEMM_DTYPES.items()}
+    rates["int8"] = int8_gemm_rate(device, effort)
+    return DeviceMeasurement(
+        device=str(device),
+        memory_bandwidth_bytes_per_second=triad_bandwidth(device, effort),
+        flops_per_second=rates,
+        op_overhead_seconds=op_overhead(device),
+    )
+
+
+def gemm_rate(device: torch.device, dtype: torch.dtype, effort: Effort) -> float:
+    """Return the FLOP/s of a square matrix product in ``dtype``."""
+    size = effort.gemm_size
+    left = torch.randn(size, size, device=device).to(dtype)
+    right = torch.randn(size, size, device=device).to(dtype)
+    out = torch.empty(size, size, device=device, dtype=dtype)
+    seconds = _median_seconds(lambda: torch.mm(left, right, out=out), device, effort)
+    return FLOPS_PER_MULTIPLY_ADD * size**3 / seconds
+
+
+def int8_gemm_rate(device: torch.device, effort: Effort) -> float:
+    """Return the operations per second of an int8 product that accumulates in int32."""
+    size = effort.gemm_size
+    left = torch.randint(-128, 127, (size, size), dtype=torch.int8, device=device)
+    right = torch.randint(-128, 127, (size, size), dtype=torch.int8, device=device)
+    seconds = _median_seconds(lambda: torch._int_mm(left, right.t()), device, effort)  # noqa: SLF001 - torch's only int8 product
+    return FLOPS_PER_MULTIPLY_ADD * size**3 / seconds
+
+
+def triad_bandwidth(device: torch.device, effort: Effort) -> float:
+    """Return the bytes per second of ``a = b + s * c`` over large fp32 arrays.
+
+    Source: McCalpin's STREAM triad counts the same three streams.
+    """
+    left = torch.ones(effort.triad_elements, device=device)
+    right = torch.ones(effort.triad_elements, device=device)
+    out = torch.zeros(effort.triad_elements, device=device)
+    moved = TRIAD_STREAMS * out.numel() * out.element_size()
+    return moved / _median_seconds(
+        lambda: torch.add(left, right, alpha=3.0, out=out), device, effort
+    )
+
+
+def op_overhead(device: torch.device) -> float:
+    """Return the wall seconds of one operator on a tensor of one element."""
+    tiny = torch.zeros(1, device=device)
+    for _ in range(TINY_OPERATIONS // 10):
+        tiny.add_(1.0)
+    _wait(device)
+    began = time.perf_counter()
+    for _ in range(TINY_OPERATIONS):
+        tiny.add_(1.0)
+    _wait(device)
+    return (time.perf_counter() - began) / TINY_OPERATIONS
+
+
+def disk_write_rate(folder: Path, effort: Effort) -> float:
+    """Return the bytes per second of writing one file and syncing it to the disk."""
+    block = os.urandom(2**20)
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        began = time.perf_counter()
+        for _ in range(effort.disk_bytes // len(block)):
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+        return effort.disk_bytes / (time.perf_counter() - began)
+
+
+def _median_seconds(
+    operation: Callable[[], object], device: torch.device, effort: Effort
+) -> float:
+    """Return the median time: a mean would count every other program that woke up."""
+    operation()
+    _wait(device)
+    times: list[float] = []
+    deadline = time.perf_counter() + effort.seconds_each
+    while not times or time.perf_counter() < deadline:
+        began = time.perf_counter()
+        operation()
+        _wait(device)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def main() -> None:
+    """Print the measurements as one JSON line."""
+    parser = argparse.ArgumentParser(prog="python -m runners.jobs.microbench")
+    parser.add_argument("--short", action="store_true", help="prove that it works, in a second")
+    parser.add_argument("--folder", type=Path, help="where to measure the disk")
+    options = parser.parse_args()
+    prepare_process()
+    result = measure(short=options.short, folder=options.folder)
+    sys.stdout.write(result.model_dump_json() + "\n")
+
+
+if __name__ == "__main__":
+    main()

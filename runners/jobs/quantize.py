@@ -1,0 +1,198 @@
+"""Quantise a model and judge it: ``python -m runners.jobs.quantize ATTEMPT_DIR``.
+
+The quantised model is saved, loaded again from what was saved, and only that is measured.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from runners.jobs.artefacts import card_text, publish_model, weight_file_bytes
+from runners.jobs.assessment import Assessment, Sampling, assess, held_out_ids
+from runners.jobs.evaluation import Perplexity, evaluate, perplexity_ratio
+from runners.jobs.generation import Workload
+from runners.jobs.isolation import run_isolated
+from runners.jobs.loading import (
+    HOW_QUANTISED,
+    LoadedModel,
+    load_folder,
+    load_tokenizer,
+    model_folder,
+    pick_device,
+    preload_library,
+    require_tokenizer,
+    stored_quantisation,
+)
+from runners.jobs.memory import PeakMeter
+from runners.jobs.runtime import BadInputError, Job, MissingModelError, num_threads, run_job
+from runners.jobs.stages import Stages
+from runners.jobs.telemetry import gpu_telemetry
+from runners.jobspec import ArtefactModel, FolderModel, QuantizeSpec, WeightDtype
+
+ORIGINAL = "Measuring the original"
+QUANTISING = "Quantising and saving"
+SAVED = "Measuring the saved model"
+STAGE_SHARES = {ORIGINAL: 3.0, QUANTISING: 2.0, SAVED: 4.0}
+REPETITIONS = 5
+RELOAD_TOLERANCE = 1e-3  # relative; the same bits through the same kernels repeat to ~1e-6
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Both folders and what was measured of each."""
+
+    source: Path
+    saved: Path
+    original: Assessment
+    after: Assessment
+
+    def measured(self) -> dict[str, float]:
+        """Return the figures of the job's result."""
+        return {
+            **self.original.measured("original_"),
+            **self.after.measured(),
+            **_ratio(self.after, self.original),
+            "disk_bytes": float(weight_file_bytes(self.saved)),
+            "original_disk_bytes": float(weight_file_bytes(self.source)),
+        }
+
+
+class ReloadError(Exception):
+    """What was saved is not what was quantised."""
+
+
+def work(job: Job) -> None:
+    """Run one quantisation attempt from original to judged artefact."""
+    spec = quantize_spec(job)
+    source = source_folder(job, spec)
+    preload_library(spec.weight_dtype)
+    with gpu_telemetry(job.emitter):
+        stages = Stages(job.emitter, STAGE_SHARES)
+        stages.begin(ORIGINAL)
+        original = run_isolated(job, partial(assess_folder, source, "bf16", stages))
+        saved = job.scratch_dir() / "quantised"
+        stages.begin(QUANTISING)
+        in_memory = run_isolated(job, partial(_quantise, source, saved, stages))
+        stages.begin(SAVED)
+        after = run_isolated(job, partial(assess_folder, saved, spec.weight_dtype, stages))
+        check_reload(after.perplexity, in_memory)
+        _publish(job, Outcome(source, saved, original, after))
+
+
+def quantize_spec(job: Job) -> QuantizeSpec:
+    """Return the job's spec; raise BadInputError when it is of another kind."""
+    if not isinstance(job.spec, QuantizeSpec):
+        msg = f"kind '{job.spec.kind}' is not 'quantize'"
+        raise BadInputError(msg)
+    return job.spec
+
+
+def source_folder(job: Job, spec: QuantizeSpec) -> Path:
+    """Return the folder of the original.
+
+    Raises:
+        MissingModelError: the reference has no trained weights, or no folder on this host.
+        BadInputError: the folder is quantised already.
+    """
+    if not isinstance(spec.model, FolderModel | ArtefactModel):
+        msg = (
+            f"a '{spec.model.source}' model has no trained weights on this host; run the "
+            "training job first and choose the model that it leaves"
+        )
+        raise MissingModelError(msg)
+    folder = model_folder(spec.model, job.host_dir)
+    stored = stored_quantisation(folder)
+    if stored is not None:
+        msg = f"{folder} holds {stored} weights already; choose its original"
+        raise BadInputError(msg)
+    return folder
+
+
+def check_reload(reloaded: Perplexity | None, in_memory: Perplexity) -> None:
+    """Raise ReloadError unless the saved model reads held-out text as the one in memory did."""
+    if reloaded is None or not math.isclose(
+        reloaded.value, in_memory.value, rel_tol=RELOAD_TOLERANCE
+    ):
+        found = "none" if reloaded is None else f"{reloaded.value:.4f}"
+        msg = f"perplexity was {in_memory.value:.4f} before saving and is {found} after loading"
+        raise ReloadError(msg)
+
+
+def assess_folder(folder: Path, dtype: WeightDtype, stages: Stages, job: Job) -> Assessment:
+    """Return the figures of the folder's model, held as ``dtype``."""
+    spec = quantize_spec(job)
+    meter = PeakMeter(pick_device())
+    loaded = _load(folder, dtype)
+    workload = Workload(1, spec.prompt_tokens, spec.output_tokens, spec.seed)
+    sampling = Sampling(workload, REPETITIONS, spec.evaluation_tokens)
+    return assess(job, loaded, sampling, meter, stages.via(job.emitter))
+
+
+def _quantise(source: Path, target: Path, stages: Stages, job: Job) -> Perplexity:
+    spec = quantize_spec(job)
+    loaded = _load(source, spec.weight_dtype)
+    tokenizer = require_tokenizer(loaded, "perplexity")
+    ids = held_out_ids(job, loaded)
+    if ids is None:
+        msg = f"{source} lost its tokenizer.json while the job ran; put it back"
+        raise MissingModelError(msg)
+    perplexity = evaluate(
+        loaded.model, ids, spec.evaluation_tokens, stages.via(job.emitter).advance
+    )
+    loaded.model.save_pretrained(str(target))
+    tokenizer.save_pretrained(str(target))
+    return perplexity
+
+
+def _load(folder: Path, dtype: WeightDtype) -> LoadedModel:
+    device = pick_device()
+    return LoadedModel(load_folder(folder, dtype, device), load_tokenizer(folder), device)
+
+
+def _publish(job: Job, outcome: Outcome) -> None:
+    spec = quantize_spec(job)
+    measured = outcome.measured()
+    notes = _notes(spec, outcome.after)
+    settings = {"weight_dtype": spec.weight_dtype, "method": notes["weight_dtype"]}
+    card = card_text(
+        "Model quantised by Slipway",
+        {"Settings": settings, "Evaluation": measured, "How it was measured": notes},
+    )
+    facts: Mapping[str, object] = {**settings, "perplexity": measured["perplexity"]}
+    publish_model(job, lambda target: _move_files(outcome.saved, target), card, facts)
+    job.emitter.result(measured, notes)
+
+
+def _ratio(after: Assessment, original: Assessment) -> dict[str, float]:
+    if after.perplexity is None or original.perplexity is None:
+        return {}
+    ratio, low, high = perplexity_ratio(after.perplexity, original.perplexity)
+    return {
+        "perplexity_ratio": ratio,
+        "perplexity_ratio_low": low,
+        "perplexity_ratio_high": high,
+    }
+
+
+def _notes(spec: QuantizeSpec, after: Assessment) -> dict[str, str]:
+    return {
+        **after.notes(),
+        "weight_dtype": HOW_QUANTISED.get(spec.weight_dtype, "plain bf16 weights"),
+        "original": "the model as bf16, the dtype that stays around int8 and int4 matrices",
+        "perplexity_ratio": "quantised / original on the same windows, pair by pair",
+        "disk_bytes": "safetensors files",
+        "device": str(pick_device()),
+        "threads": str(num_threads()),
+    }
+
+
+def _move_files(saved: Path, target: Path) -> None:
+    for path in saved.iterdir():
+        path.rename(target / path.name)
+    saved.rmdir()
+
+
+if __name__ == "__main__":
+    run_job("quantize", work)
