@@ -118,6 +118,8 @@ METRICS_DATABASE = "metrics" if "metrics" in DATABASES else "default"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 REDIS_URL = os.environ.get("REDIS_URL", f"unix://{DATA_DIR / 'redis.sock'}")
+# What hosts on other machines are told; without it they work over HTTP alone.
+HOST_REDIS_URL = os.environ.get("SLIPWAY_HOST_REDIS_URL") or None
 ARTEFACTS_DIR = DATA_DIR / "artefacts"
 
 LANGUAGE_CODE = "en-gb"

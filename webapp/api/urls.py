@@ -1,5 +1,34 @@
-"""Addresses of this app."""
+"""Addresses of the API and of the health checks."""
 
-from django.urls import URLPattern, URLResolver
+from django.contrib.auth.decorators import login_not_required
+from django.urls import URLPattern, URLResolver, path
+from ninja import NinjaAPI
 
-urlpatterns: list[URLPattern | URLResolver] = []
+from webapp.api import attempts, health, hosts, jobs, problems
+
+api = NinjaAPI(
+    title="Slipway",
+    version="1",
+    urls_namespace="api-v1",
+    description="What hosts report to, and what pages and scripts read from.",
+)
+problems.install(api)
+api.add_router("/hosts", hosts.router)
+api.add_router("/attempts", attempts.router)
+api.add_router("", jobs.router)
+
+
+def _opened(patterns: list[URLPattern | URLResolver]) -> list[URLPattern | URLResolver]:
+    """Take the patterns out of the login requirement: each operation has its own check."""
+    for pattern in patterns:
+        if isinstance(pattern, URLPattern):
+            pattern.callback = login_not_required(pattern.callback)
+    return patterns
+
+
+_patterns, _app, _namespace = api.urls
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("api/v1/", (_opened(_patterns), _app, _namespace)),
+    path("healthz", health.healthz, name="healthz"),
+    path("readyz", health.readyz, name="readyz"),
+]

@@ -33,13 +33,14 @@ class Host(TeamOwned):
     calibration = models.JSONField(default=dict, blank=True)  # planner HostCalibration
     last_beat = models.JSONField(default=dict, blank=True)  # runners.messages.Beat
     credential_hash = models.CharField(max_length=64, blank=True)  # SHA-256 hex
-    command_key = models.CharField(max_length=200, blank=True)  # signed with the site's secret
+    command_salt = models.CharField(max_length=64, blank=True)  # key = HMAC(site secret, salt)
     protocol_version = models.PositiveIntegerField(default=1)
     agent_version = models.CharField(max_length=40, blank=True)
     boot_id = models.CharField(max_length=64, blank=True)
     clock_offset_ms = models.IntegerField(null=True, blank=True)
     enrolled_at = models.DateTimeField(null=True, blank=True)
     last_seen_at = models.DateTimeField(null=True, blank=True)
+    contact = models.CharField(max_length=16, default="unknown")  # as the last sweep announced it
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:

@@ -95,6 +95,8 @@ class Attempt(UlidModel):
     acked_seq = models.PositiveBigIntegerField(default=0)
     dropped_duplicates = models.PositiveBigIntegerField(default=0)
     refused_gaps = models.PositiveBigIntegerField(default=0)
+    stale_transitions = models.PositiveIntegerField(default=0)  # reports that came too late
+    missed_beats = models.PositiveIntegerField(default=0)  # claimed, but its host knows it not
     stop_reason = models.CharField(max_length=40, blank=True)  # set: the host is told to stop it
     stop_requested_at = models.DateTimeField(null=True, blank=True)
     exit_record = models.JSONField(default=dict, blank=True)  # runners.messages.ExitRecord

@@ -15,6 +15,7 @@ class MetricSource(models.Model):
     source = models.CharField(max_length=40)
     metrics = models.JSONField(default=list)  # names seen, in order
     sealed_through_seq = models.PositiveBigIntegerField(default=0)
+    rolled_through_ms = models.BigIntegerField(default=0)  # roll-ups hold everything before it
     clock_offset_ms = models.IntegerField(default=0)
     last_received_at = models.DateTimeField(null=True)
 

@@ -7,62 +7,130 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
     dependencies = [
-        ('accounts', '0001_initial'),
+        ("accounts", "0001_initial"),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='Host',
+            name="Host",
             fields=[
-                ('id', models.CharField(default=webapp.core.ids.new_ulid, editable=False, max_length=26, primary_key=True, serialize=False)),
-                ('name', models.CharField(max_length=80)),
-                ('slug', models.SlugField(max_length=80, unique=True)),
-                ('kind', models.CharField(choices=[('agent', 'Agent'), ('virtual', 'Virtual')], default='agent', max_length=16)),
-                ('state', models.CharField(choices=[('pending-enrolment', 'Pending enrolment'), ('checking', 'Checking'), ('ready', 'Ready'), ('draining', 'Draining'), ('maintenance', 'Maintenance'), ('retired', 'Retired')], default='pending-enrolment', max_length=20)),
-                ('pool', models.CharField(default='default', max_length=40)),
-                ('labels', models.JSONField(blank=True, default=dict)),
-                ('facts', models.JSONField(blank=True, default=dict)),
-                ('microbench', models.JSONField(blank=True, default=dict)),
-                ('calibration', models.JSONField(blank=True, default=dict)),
-                ('last_beat', models.JSONField(blank=True, default=dict)),
-                ('credential_hash', models.CharField(blank=True, max_length=64)),
-                ('command_key', models.CharField(blank=True, max_length=200)),
-                ('protocol_version', models.PositiveIntegerField(default=1)),
-                ('agent_version', models.CharField(blank=True, max_length=40)),
-                ('boot_id', models.CharField(blank=True, max_length=64)),
-                ('clock_offset_ms', models.IntegerField(blank=True, null=True)),
-                ('enrolled_at', models.DateTimeField(blank=True, null=True)),
-                ('last_seen_at', models.DateTimeField(blank=True, null=True)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('team', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='accounts.team')),
+                (
+                    "id",
+                    models.CharField(
+                        default=webapp.core.ids.new_ulid,
+                        editable=False,
+                        max_length=26,
+                        primary_key=True,
+                        serialize=False,
+                    ),
+                ),
+                ("name", models.CharField(max_length=80)),
+                ("slug", models.SlugField(max_length=80, unique=True)),
+                (
+                    "kind",
+                    models.CharField(
+                        choices=[("agent", "Agent"), ("virtual", "Virtual")],
+                        default="agent",
+                        max_length=16,
+                    ),
+                ),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[
+                            ("pending-enrolment", "Pending enrolment"),
+                            ("checking", "Checking"),
+                            ("ready", "Ready"),
+                            ("draining", "Draining"),
+                            ("maintenance", "Maintenance"),
+                            ("retired", "Retired"),
+                        ],
+                        default="pending-enrolment",
+                        max_length=20,
+                    ),
+                ),
+                ("pool", models.CharField(default="default", max_length=40)),
+                ("labels", models.JSONField(blank=True, default=dict)),
+                ("facts", models.JSONField(blank=True, default=dict)),
+                ("microbench", models.JSONField(blank=True, default=dict)),
+                ("calibration", models.JSONField(blank=True, default=dict)),
+                ("last_beat", models.JSONField(blank=True, default=dict)),
+                ("credential_hash", models.CharField(blank=True, max_length=64)),
+                ("command_key", models.CharField(blank=True, max_length=200)),
+                ("protocol_version", models.PositiveIntegerField(default=1)),
+                ("agent_version", models.CharField(blank=True, max_length=40)),
+                ("boot_id", models.CharField(blank=True, max_length=64)),
+                ("clock_offset_ms", models.IntegerField(blank=True, null=True)),
+                ("enrolled_at", models.DateTimeField(blank=True, null=True)),
+                ("last_seen_at", models.DateTimeField(blank=True, null=True)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                (
+                    "team",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to="accounts.team",
+                    ),
+                ),
             ],
             options={
-                'ordering': ['name'],
+                "ordering": ["name"],
             },
         ),
         migrations.CreateModel(
-            name='EnrolmentToken',
+            name="EnrolmentToken",
             fields=[
-                ('id', models.CharField(default=webapp.core.ids.new_ulid, editable=False, max_length=26, primary_key=True, serialize=False)),
-                ('name', models.CharField(max_length=80)),
-                ('pool', models.CharField(default='default', max_length=40)),
-                ('labels', models.JSONField(blank=True, default=dict)),
-                ('token_hash', models.CharField(max_length=64, unique=True)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('expires_at', models.DateTimeField()),
-                ('used_at', models.DateTimeField(blank=True, null=True)),
-                ('revoked_at', models.DateTimeField(blank=True, null=True)),
-                ('created_by', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL)),
-                ('team', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='accounts.team')),
-                ('host', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, to='hosts.host')),
+                (
+                    "id",
+                    models.CharField(
+                        default=webapp.core.ids.new_ulid,
+                        editable=False,
+                        max_length=26,
+                        primary_key=True,
+                        serialize=False,
+                    ),
+                ),
+                ("name", models.CharField(max_length=80)),
+                ("pool", models.CharField(default="default", max_length=40)),
+                ("labels", models.JSONField(blank=True, default=dict)),
+                ("token_hash", models.CharField(max_length=64, unique=True)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("expires_at", models.DateTimeField()),
+                ("used_at", models.DateTimeField(blank=True, null=True)),
+                ("revoked_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "created_by",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "team",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to="accounts.team",
+                    ),
+                ),
+                (
+                    "host",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        to="hosts.host",
+                    ),
+                ),
             ],
             options={
-                'abstract': False,
+                "abstract": False,
             },
         ),
     ]

@@ -7,187 +7,382 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
     dependencies = [
-        ('accounts', '0001_initial'),
-        ('hosts', '0001_initial'),
-        ('plans', '0001_initial'),
+        ("accounts", "0001_initial"),
+        ("hosts", "0001_initial"),
+        ("plans", "0001_initial"),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='Event',
+            name="Event",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('at', models.DateTimeField(db_index=True)),
-                ('team_id', models.CharField(db_index=True, max_length=26)),
-                ('kind', models.CharField(max_length=40)),
-                ('subject', models.CharField(db_index=True, max_length=26)),
-                ('attempt_id', models.CharField(blank=True, max_length=26)),
-                ('from_state', models.CharField(blank=True, max_length=24)),
-                ('to_state', models.CharField(blank=True, max_length=24)),
-                ('reason', models.CharField(blank=True, max_length=40)),
-                ('actor', models.CharField(max_length=80)),
-                ('detail', models.JSONField(blank=True, default=dict)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("at", models.DateTimeField(db_index=True)),
+                ("team_id", models.CharField(db_index=True, max_length=26)),
+                ("kind", models.CharField(max_length=40)),
+                ("subject", models.CharField(db_index=True, max_length=26)),
+                ("attempt_id", models.CharField(blank=True, max_length=26)),
+                ("from_state", models.CharField(blank=True, max_length=24)),
+                ("to_state", models.CharField(blank=True, max_length=24)),
+                ("reason", models.CharField(blank=True, max_length=40)),
+                ("actor", models.CharField(max_length=80)),
+                ("detail", models.JSONField(blank=True, default=dict)),
             ],
             options={
-                'ordering': ['id'],
+                "ordering": ["id"],
             },
         ),
         migrations.CreateModel(
-            name='Attempt',
+            name="Attempt",
             fields=[
-                ('id', models.CharField(default=webapp.core.ids.new_ulid, editable=False, max_length=26, primary_key=True, serialize=False)),
-                ('number', models.PositiveIntegerField()),
-                ('fence', models.CharField(max_length=32)),
-                ('claim_id', models.CharField(blank=True, max_length=64)),
-                ('claimed_at', models.DateTimeField(blank=True, null=True)),
-                ('boot_id', models.CharField(blank=True, max_length=64)),
-                ('acked_seq', models.PositiveBigIntegerField(default=0)),
-                ('dropped_duplicates', models.PositiveBigIntegerField(default=0)),
-                ('refused_gaps', models.PositiveBigIntegerField(default=0)),
-                ('stop_reason', models.CharField(blank=True, max_length=40)),
-                ('stop_requested_at', models.DateTimeField(blank=True, null=True)),
-                ('exit_record', models.JSONField(blank=True, default=dict)),
-                ('facts', models.JSONField(blank=True, default=dict)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('started_at', models.DateTimeField(blank=True, null=True)),
-                ('ended_at', models.DateTimeField(blank=True, null=True)),
-                ('host', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='attempts', to='hosts.host')),
+                (
+                    "id",
+                    models.CharField(
+                        default=webapp.core.ids.new_ulid,
+                        editable=False,
+                        max_length=26,
+                        primary_key=True,
+                        serialize=False,
+                    ),
+                ),
+                ("number", models.PositiveIntegerField()),
+                ("fence", models.CharField(max_length=32)),
+                ("claim_id", models.CharField(blank=True, max_length=64)),
+                ("claimed_at", models.DateTimeField(blank=True, null=True)),
+                ("boot_id", models.CharField(blank=True, max_length=64)),
+                ("acked_seq", models.PositiveBigIntegerField(default=0)),
+                ("dropped_duplicates", models.PositiveBigIntegerField(default=0)),
+                ("refused_gaps", models.PositiveBigIntegerField(default=0)),
+                ("stop_reason", models.CharField(blank=True, max_length=40)),
+                ("stop_requested_at", models.DateTimeField(blank=True, null=True)),
+                ("exit_record", models.JSONField(blank=True, default=dict)),
+                ("facts", models.JSONField(blank=True, default=dict)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("started_at", models.DateTimeField(blank=True, null=True)),
+                ("ended_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "host",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="attempts",
+                        to="hosts.host",
+                    ),
+                ),
             ],
             options={
-                'ordering': ['number'],
+                "ordering": ["number"],
             },
         ),
         migrations.CreateModel(
-            name='Job',
+            name="Job",
             fields=[
-                ('id', models.CharField(default=webapp.core.ids.new_ulid, editable=False, max_length=26, primary_key=True, serialize=False)),
-                ('name', models.CharField(max_length=120)),
-                ('kind', models.CharField(max_length=24)),
-                ('model_name', models.CharField(blank=True, max_length=120)),
-                ('spec', models.JSONField()),
-                ('estimate', models.JSONField(blank=True, default=dict)),
-                ('prediction', models.JSONField(blank=True, default=dict)),
-                ('state', models.CharField(choices=[('draft', 'Draft'), ('queued', 'Queued'), ('preflight', 'Preflight'), ('starting', 'Starting'), ('running', 'Running'), ('stopping', 'Stopping'), ('succeeded', 'Succeeded'), ('failed', 'Failed'), ('error', 'Error'), ('stopped', 'Stopped'), ('expired', 'Expired')], default='draft', max_length=16)),
-                ('reason', models.CharField(blank=True, max_length=40)),
-                ('idempotency_key', models.CharField(blank=True, max_length=64, null=True, unique=True)),
-                ('max_duration_seconds', models.FloatField(blank=True, null=True)),
-                ('progress_done', models.FloatField(blank=True, null=True)),
-                ('progress_total', models.FloatField(blank=True, null=True)),
-                ('progress_unit', models.CharField(blank=True, max_length=24)),
-                ('eta_seconds', models.FloatField(blank=True, null=True)),
-                ('phase', models.CharField(blank=True, max_length=80)),
-                ('result', models.JSONField(blank=True, default=dict)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('queued_at', models.DateTimeField(blank=True, null=True)),
-                ('started_at', models.DateTimeField(blank=True, null=True)),
-                ('ended_at', models.DateTimeField(blank=True, null=True)),
-                ('deleted_at', models.DateTimeField(blank=True, null=True)),
-                ('current_attempt', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='jobs.attempt')),
-                ('host', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='jobs', to='hosts.host')),
-                ('owner', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL)),
-                ('plan', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='jobs', to='plans.plan')),
-                ('team', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='accounts.team')),
+                (
+                    "id",
+                    models.CharField(
+                        default=webapp.core.ids.new_ulid,
+                        editable=False,
+                        max_length=26,
+                        primary_key=True,
+                        serialize=False,
+                    ),
+                ),
+                ("name", models.CharField(max_length=120)),
+                ("kind", models.CharField(max_length=24)),
+                ("model_name", models.CharField(blank=True, max_length=120)),
+                ("spec", models.JSONField()),
+                ("estimate", models.JSONField(blank=True, default=dict)),
+                ("prediction", models.JSONField(blank=True, default=dict)),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[
+                            ("draft", "Draft"),
+                            ("queued", "Queued"),
+                            ("preflight", "Preflight"),
+                            ("starting", "Starting"),
+                            ("running", "Running"),
+                            ("stopping", "Stopping"),
+                            ("succeeded", "Succeeded"),
+                            ("failed", "Failed"),
+                            ("error", "Error"),
+                            ("stopped", "Stopped"),
+                            ("expired", "Expired"),
+                        ],
+                        default="draft",
+                        max_length=16,
+                    ),
+                ),
+                ("reason", models.CharField(blank=True, max_length=40)),
+                (
+                    "idempotency_key",
+                    models.CharField(blank=True, max_length=64, null=True, unique=True),
+                ),
+                ("max_duration_seconds", models.FloatField(blank=True, null=True)),
+                ("progress_done", models.FloatField(blank=True, null=True)),
+                ("progress_total", models.FloatField(blank=True, null=True)),
+                ("progress_unit", models.CharField(blank=True, max_length=24)),
+                ("eta_seconds", models.FloatField(blank=True, null=True)),
+                ("phase", models.CharField(blank=True, max_length=80)),
+                ("result", models.JSONField(blank=True, default=dict)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("queued_at", models.DateTimeField(blank=True, null=True)),
+                ("started_at", models.DateTimeField(blank=True, null=True)),
+                ("ended_at", models.DateTimeField(blank=True, null=True)),
+                ("deleted_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "current_attempt",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to="jobs.attempt",
+                    ),
+                ),
+                (
+                    "host",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="jobs",
+                        to="hosts.host",
+                    ),
+                ),
+                (
+                    "owner",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "plan",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="jobs",
+                        to="plans.plan",
+                    ),
+                ),
+                (
+                    "team",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to="accounts.team",
+                    ),
+                ),
             ],
             options={
-                'ordering': ['-created_at'],
+                "ordering": ["-created_at"],
             },
         ),
         migrations.AddField(
-            model_name='attempt',
-            name='job',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='attempts', to='jobs.job'),
+            model_name="attempt",
+            name="job",
+            field=models.ForeignKey(
+                on_delete=django.db.models.deletion.CASCADE, related_name="attempts", to="jobs.job"
+            ),
         ),
         migrations.CreateModel(
-            name='Measurement',
+            name="Measurement",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('metric', models.CharField(max_length=60)),
-                ('unit', models.CharField(max_length=24)),
-                ('predicted', models.FloatField()),
-                ('predicted_low', models.FloatField(null=True)),
-                ('predicted_high', models.FloatField(null=True)),
-                ('measured', models.FloatField()),
-                ('ratio', models.FloatField()),
-                ('is_excluded', models.BooleanField(default=False)),
-                ('measured_at', models.DateTimeField()),
-                ('attempt', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='measurements', to='jobs.attempt')),
-                ('host', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='measurements', to='hosts.host')),
-                ('job', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='measurements', to='jobs.job')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("metric", models.CharField(max_length=60)),
+                ("unit", models.CharField(max_length=24)),
+                ("predicted", models.FloatField()),
+                ("predicted_low", models.FloatField(null=True)),
+                ("predicted_high", models.FloatField(null=True)),
+                ("measured", models.FloatField()),
+                ("ratio", models.FloatField()),
+                ("is_excluded", models.BooleanField(default=False)),
+                ("measured_at", models.DateTimeField()),
+                (
+                    "attempt",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="measurements",
+                        to="jobs.attempt",
+                    ),
+                ),
+                (
+                    "host",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="measurements",
+                        to="hosts.host",
+                    ),
+                ),
+                (
+                    "job",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="measurements",
+                        to="jobs.job",
+                    ),
+                ),
             ],
             options={
-                'ordering': ['id'],
+                "ordering": ["id"],
             },
         ),
         migrations.CreateModel(
-            name='Artefact',
+            name="Artefact",
             fields=[
-                ('id', models.CharField(default=webapp.core.ids.new_ulid, editable=False, max_length=26, primary_key=True, serialize=False)),
-                ('name', models.CharField(max_length=80)),
-                ('kind', models.CharField(max_length=16)),
-                ('total_bytes', models.PositiveBigIntegerField()),
-                ('files', models.JSONField(default=dict)),
-                ('sha256', models.JSONField(default=dict)),
-                ('facts', models.JSONField(blank=True, default=dict)),
-                ('is_complete', models.BooleanField(default=False)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('attempt', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='artefacts', to='jobs.attempt')),
+                (
+                    "id",
+                    models.CharField(
+                        default=webapp.core.ids.new_ulid,
+                        editable=False,
+                        max_length=26,
+                        primary_key=True,
+                        serialize=False,
+                    ),
+                ),
+                ("name", models.CharField(max_length=80)),
+                ("kind", models.CharField(max_length=16)),
+                ("total_bytes", models.PositiveBigIntegerField()),
+                ("files", models.JSONField(default=dict)),
+                ("sha256", models.JSONField(default=dict)),
+                ("facts", models.JSONField(blank=True, default=dict)),
+                ("is_complete", models.BooleanField(default=False)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                (
+                    "attempt",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="artefacts",
+                        to="jobs.attempt",
+                    ),
+                ),
             ],
             options={
-                'constraints': [models.UniqueConstraint(fields=('attempt', 'name'), name='artefact_name')],
+                "constraints": [
+                    models.UniqueConstraint(fields=("attempt", "name"), name="artefact_name")
+                ],
             },
         ),
         migrations.CreateModel(
-            name='AttemptEvent',
+            name="AttemptEvent",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('seq', models.PositiveBigIntegerField()),
-                ('t_ms', models.BigIntegerField()),
-                ('received_at', models.DateTimeField(auto_now_add=True)),
-                ('kind', models.CharField(max_length=16)),
-                ('body', models.JSONField()),
-                ('attempt', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='events', to='jobs.attempt')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("seq", models.PositiveBigIntegerField()),
+                ("t_ms", models.BigIntegerField()),
+                ("received_at", models.DateTimeField(auto_now_add=True)),
+                ("kind", models.CharField(max_length=16)),
+                ("body", models.JSONField()),
+                (
+                    "attempt",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="events",
+                        to="jobs.attempt",
+                    ),
+                ),
             ],
             options={
-                'ordering': ['seq'],
-                'indexes': [models.Index(fields=['attempt', 'kind', 'seq'], name='jobs_attemp_attempt_748610_idx')],
-                'constraints': [models.UniqueConstraint(fields=('attempt', 'seq'), name='one_seq')],
+                "ordering": ["seq"],
+                "indexes": [
+                    models.Index(
+                        fields=["attempt", "kind", "seq"], name="jobs_attemp_attempt_748610_idx"
+                    )
+                ],
+                "constraints": [
+                    models.UniqueConstraint(fields=("attempt", "seq"), name="one_seq")
+                ],
             },
         ),
         migrations.CreateModel(
-            name='Command',
+            name="Command",
             fields=[
-                ('id', models.CharField(default=webapp.core.ids.new_ulid, editable=False, max_length=26, primary_key=True, serialize=False)),
-                ('kind', models.CharField(max_length=16)),
-                ('state', models.CharField(choices=[('new', 'New'), ('sent', 'Sent'), ('acked', 'Acked'), ('dead', 'Dead')], default='new', max_length=8)),
-                ('tries', models.PositiveIntegerField(default=0)),
-                ('next_at', models.DateTimeField()),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('attempt', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='jobs.attempt')),
-                ('host', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='commands', to='hosts.host')),
+                (
+                    "id",
+                    models.CharField(
+                        default=webapp.core.ids.new_ulid,
+                        editable=False,
+                        max_length=26,
+                        primary_key=True,
+                        serialize=False,
+                    ),
+                ),
+                ("kind", models.CharField(max_length=16)),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[
+                            ("new", "New"),
+                            ("sent", "Sent"),
+                            ("acked", "Acked"),
+                            ("dead", "Dead"),
+                        ],
+                        default="new",
+                        max_length=8,
+                    ),
+                ),
+                ("tries", models.PositiveIntegerField(default=0)),
+                ("next_at", models.DateTimeField()),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                (
+                    "attempt",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to="jobs.attempt",
+                    ),
+                ),
+                (
+                    "host",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="commands",
+                        to="hosts.host",
+                    ),
+                ),
             ],
             options={
-                'indexes': [models.Index(fields=['state', 'next_at'], name='jobs_comman_state_dbd868_idx')],
+                "indexes": [
+                    models.Index(fields=["state", "next_at"], name="jobs_comman_state_dbd868_idx")
+                ],
             },
         ),
         migrations.AddIndex(
-            model_name='job',
-            index=models.Index(fields=['team', '-created_at'], name='jobs_job_team_id_3c93cf_idx'),
+            model_name="job",
+            index=models.Index(fields=["team", "-created_at"], name="jobs_job_team_id_3c93cf_idx"),
         ),
         migrations.AddIndex(
-            model_name='job',
-            index=models.Index(fields=['state', 'host'], name='jobs_job_state_3df1c3_idx'),
+            model_name="job",
+            index=models.Index(fields=["state", "host"], name="jobs_job_state_3df1c3_idx"),
         ),
         migrations.AddConstraint(
-            model_name='attempt',
-            constraint=models.UniqueConstraint(fields=('job', 'number'), name='attempt_number'),
+            model_name="attempt",
+            constraint=models.UniqueConstraint(fields=("job", "number"), name="attempt_number"),
         ),
         migrations.AddConstraint(
-            model_name='measurement',
-            constraint=models.UniqueConstraint(fields=('attempt', 'metric'), name='one_measurement'),
+            model_name="measurement",
+            constraint=models.UniqueConstraint(
+                fields=("attempt", "metric"), name="one_measurement"
+            ),
         ),
     ]

@@ -4,55 +4,85 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
-    dependencies = [
-    ]
+    dependencies = []
 
     operations = [
         migrations.CreateModel(
-            name='MetricBatch',
+            name="MetricBatch",
             fields=[
-                ('pk', models.CompositePrimaryKey('attempt_id', 'source', 'seq', blank=True, editable=False, primary_key=True, serialize=False)),
-                ('attempt_id', models.CharField(max_length=26)),
-                ('source', models.CharField(max_length=40)),
-                ('seq', models.PositiveBigIntegerField()),
-                ('t0_ms', models.BigIntegerField()),
-                ('t1_ms', models.BigIntegerField()),
-                ('n', models.PositiveIntegerField()),
-                ('received_at', models.DateTimeField()),
-                ('body', models.BinaryField()),
+                (
+                    "pk",
+                    models.CompositePrimaryKey(
+                        "attempt_id",
+                        "source",
+                        "seq",
+                        blank=True,
+                        editable=False,
+                        primary_key=True,
+                        serialize=False,
+                    ),
+                ),
+                ("attempt_id", models.CharField(max_length=26)),
+                ("source", models.CharField(max_length=40)),
+                ("seq", models.PositiveBigIntegerField()),
+                ("t0_ms", models.BigIntegerField()),
+                ("t1_ms", models.BigIntegerField()),
+                ("n", models.PositiveIntegerField()),
+                ("received_at", models.DateTimeField()),
+                ("body", models.BinaryField()),
             ],
         ),
         migrations.CreateModel(
-            name='MetricChunk',
+            name="MetricChunk",
             fields=[
-                ('pk', models.CompositePrimaryKey('attempt_id', 'source', 'metric', 'step_ms', 't0_ms', 'gen', blank=True, editable=False, primary_key=True, serialize=False)),
-                ('attempt_id', models.CharField(max_length=26)),
-                ('source', models.CharField(max_length=40)),
-                ('metric', models.CharField(max_length=60)),
-                ('step_ms', models.PositiveIntegerField()),
-                ('t0_ms', models.BigIntegerField()),
-                ('gen', models.PositiveIntegerField(default=0)),
-                ('t1_ms', models.BigIntegerField()),
-                ('n', models.PositiveIntegerField()),
-                ('body', models.BinaryField()),
+                (
+                    "pk",
+                    models.CompositePrimaryKey(
+                        "attempt_id",
+                        "source",
+                        "metric",
+                        "step_ms",
+                        "t0_ms",
+                        "gen",
+                        blank=True,
+                        editable=False,
+                        primary_key=True,
+                        serialize=False,
+                    ),
+                ),
+                ("attempt_id", models.CharField(max_length=26)),
+                ("source", models.CharField(max_length=40)),
+                ("metric", models.CharField(max_length=60)),
+                ("step_ms", models.PositiveIntegerField()),
+                ("t0_ms", models.BigIntegerField()),
+                ("gen", models.PositiveIntegerField(default=0)),
+                ("t1_ms", models.BigIntegerField()),
+                ("n", models.PositiveIntegerField()),
+                ("body", models.BinaryField()),
             ],
         ),
         migrations.CreateModel(
-            name='MetricSource',
+            name="MetricSource",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('attempt_id', models.CharField(max_length=26)),
-                ('source', models.CharField(max_length=40)),
-                ('metrics', models.JSONField(default=list)),
-                ('sealed_through_seq', models.PositiveBigIntegerField(default=0)),
-                ('clock_offset_ms', models.IntegerField(default=0)),
-                ('last_received_at', models.DateTimeField(null=True)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("attempt_id", models.CharField(max_length=26)),
+                ("source", models.CharField(max_length=40)),
+                ("metrics", models.JSONField(default=list)),
+                ("sealed_through_seq", models.PositiveBigIntegerField(default=0)),
+                ("clock_offset_ms", models.IntegerField(default=0)),
+                ("last_received_at", models.DateTimeField(null=True)),
             ],
             options={
-                'constraints': [models.UniqueConstraint(fields=('attempt_id', 'source'), name='one_source')],
+                "constraints": [
+                    models.UniqueConstraint(fields=("attempt_id", "source"), name="one_source")
+                ],
             },
         ),
     ]

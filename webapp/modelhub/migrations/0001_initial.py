@@ -6,34 +6,67 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
     dependencies = [
-        ('accounts', '0001_initial'),
-        ('hosts', '0001_initial'),
+        ("accounts", "0001_initial"),
+        ("hosts", "0001_initial"),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='TeamModel',
+            name="TeamModel",
             fields=[
-                ('id', models.CharField(default=webapp.core.ids.new_ulid, editable=False, max_length=26, primary_key=True, serialize=False)),
-                ('name', models.CharField(max_length=120)),
-                ('source', models.CharField(choices=[('config', 'Pasted config'), ('folder', 'Folder'), ('job', 'Made by a job')], max_length=16)),
-                ('config', models.JSONField(default=dict)),
-                ('num_parameters', models.BigIntegerField(default=0)),
-                ('path', models.CharField(blank=True, max_length=400)),
-                ('attempt_id', models.CharField(blank=True, max_length=26)),
-                ('artefact_name', models.CharField(blank=True, max_length=80)),
-                ('weight_dtype', models.CharField(blank=True, max_length=16)),
-                ('facts', models.JSONField(blank=True, default=dict)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('host', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, to='hosts.host')),
-                ('team', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='accounts.team')),
+                (
+                    "id",
+                    models.CharField(
+                        default=webapp.core.ids.new_ulid,
+                        editable=False,
+                        max_length=26,
+                        primary_key=True,
+                        serialize=False,
+                    ),
+                ),
+                ("name", models.CharField(max_length=120)),
+                (
+                    "source",
+                    models.CharField(
+                        choices=[
+                            ("config", "Pasted config"),
+                            ("folder", "Folder"),
+                            ("job", "Made by a job"),
+                        ],
+                        max_length=16,
+                    ),
+                ),
+                ("config", models.JSONField(default=dict)),
+                ("num_parameters", models.BigIntegerField(default=0)),
+                ("path", models.CharField(blank=True, max_length=400)),
+                ("attempt_id", models.CharField(blank=True, max_length=26)),
+                ("artefact_name", models.CharField(blank=True, max_length=80)),
+                ("weight_dtype", models.CharField(blank=True, max_length=16)),
+                ("facts", models.JSONField(blank=True, default=dict)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                (
+                    "host",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        to="hosts.host",
+                    ),
+                ),
+                (
+                    "team",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to="accounts.team",
+                    ),
+                ),
             ],
             options={
-                'ordering': ['-created_at'],
+                "ordering": ["-created_at"],
             },
         ),
     ]

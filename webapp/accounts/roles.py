@@ -1,0 +1,97 @@
+"""Who may do what: the current team, roles, and the two refusals.
+
+An object of another team does not exist (404). A role that is too low is told so (403).
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import TypeVar, cast
+
+from django.contrib.auth.models import AnonymousUser, User
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponseBase
+from django.shortcuts import get_object_or_404
+
+from webapp.accounts.models import ROLE_ORDER, Membership, Role, Team, TeamOwned, TeamQuerySet
+
+SESSION_KEY = "team"
+Owned = TypeVar("Owned", bound=TeamOwned)
+View = Callable[..., HttpResponseBase]
+
+
+def membership_of(user: User | AnonymousUser, team: Team) -> Membership | None:
+    """Return the user's membership of a team, or None."""
+    if not user.is_authenticated:
+        return None
+    return Membership.objects.filter(user=user, team=team).first()
+
+
+def has_role(user: User | AnonymousUser, team: Team, role: Role) -> bool:
+    """Return whether the user holds ``role`` or a higher one in ``team``."""
+    membership = membership_of(user, team)
+    return membership is not None and is_at_least(Role(membership.role), role)
+
+
+def is_at_least(held: Role, wanted: Role) -> bool:
+    """Return whether ``held`` includes what ``wanted`` may do."""
+    return ROLE_ORDER.index(held) >= ROLE_ORDER.index(wanted)
+
+
+def current_membership(request: HttpRequest) -> Membership:
+    """Return the membership that the session chose, else the user's first.
+
+    Raises:
+        PermissionDenied: the user belongs to no team.
+    """
+    if not request.user.is_authenticated:
+        raise PermissionDenied("Log in first.")
+    memberships = Membership.objects.filter(user=request.user).select_related("team")
+    chosen = memberships.filter(team=request.session.get(SESSION_KEY)).first()
+    membership = chosen or memberships.order_by("pk").first()
+    if membership is None:
+        raise PermissionDenied("You belong to no team yet. Ask an admin to add you to one.")
+    return membership
+
+
+def current_team(request: HttpRequest) -> Team:
+    """Return the team that the request works for."""
+    return current_membership(request).team
+
+
+def current_role(request: HttpRequest) -> Role:
+    """Return the user's role in the team that the request works for."""
+    return Role(current_membership(request).role)
+
+
+def require_role(role: Role) -> Callable[[View], View]:
+    """Decorate a view so that it answers 403 to whoever holds less than ``role``."""
+
+    def decorate(view: View) -> View:
+        @wraps(view)
+        def guarded(request: HttpRequest, *args: object, **kwargs: object) -> HttpResponseBase:
+            check_role(current_role(request), role)
+            return view(request, *args, **kwargs)
+
+        guarded.required_role = role  # type: ignore[attr-defined]  # read by the matrix test
+        return guarded
+
+    return decorate
+
+
+def check_role(held: Role, wanted: Role) -> None:
+    """Refuse whoever holds less than ``wanted``.
+
+    Raises:
+        PermissionDenied: with the role that is held and the one that is needed.
+    """
+    if not is_at_least(held, wanted):
+        raise PermissionDenied(
+            f"This needs the role {wanted.label}; yours is {held.label}. "
+            "An admin of your team can change it."
+        )
+
+
+def visible_or_404(model: type[Owned], user: User | AnonymousUser, **lookup: object) -> Owned:
+    """Return the object if it belongs to one of the user's teams, else answer 404."""
+    rows = cast("TeamQuerySet", model.objects)
+    return cast("Owned", get_object_or_404(rows.visible_to(user), **lookup))

@@ -1,0 +1,57 @@
+"""What hosts call about an attempt: claim it, report its events, hand over its artefacts."""
+
+from django.http import HttpRequest
+from ninja import Query, Router
+
+from runners.messages import (
+    ClaimReply,
+    ClaimRequest,
+    EventAck,
+    EventBatch,
+    UploadState,
+)
+from webapp.api.auth import HostAuth, calling_host
+from webapp.api.problems import REFUSALS
+from webapp.core.problems import InvalidProblem
+from webapp.jobs import uploads
+from webapp.jobs.claims import attempt_claim
+from webapp.jobs.ingest import events_accept
+
+router = Router(tags=["attempts"], auth=HostAuth())
+
+
+@router.post("/{attempt_id}/claim", response={200: ClaimReply, **REFUSALS})
+def claim(request: HttpRequest, attempt_id: str, body: ClaimRequest) -> ClaimReply:
+    """Ask for the spec of an attempt: exactly one claim gets it."""
+    host = calling_host(request)
+    return ClaimReply(request=attempt_claim(attempt_id=attempt_id, host=host, request=body))
+
+
+@router.post("/{attempt_id}/events", response={200: EventAck, **REFUSALS})
+def events(request: HttpRequest, attempt_id: str, body: EventBatch) -> EventAck:
+    """Report consecutive events; the reply says what is stored without a gap."""
+    if body.attempt_id != attempt_id:
+        raise InvalidProblem(
+            "other_attempt", f"The body is about {body.attempt_id}, the address {attempt_id}."
+        )
+    return events_accept(host=calling_host(request), batch=body)
+
+
+@router.get("/{attempt_id}/artefacts/{name}/{path:path}", response={200: UploadState, **REFUSALS})
+def artefact_state(request: HttpRequest, attempt_id: str, name: str, path: str) -> UploadState:
+    """Say how much of a file has arrived: where the next part starts."""
+    file = uploads.find(host=calling_host(request), attempt_id=attempt_id, name=name, path=path)
+    return UploadState(received_bytes=uploads.received_bytes(file))
+
+
+@router.put("/{attempt_id}/artefacts/{name}/{path:path}", response={200: UploadState, **REFUSALS})
+def artefact_part(
+    request: HttpRequest,
+    attempt_id: str,
+    name: str,
+    path: str,
+    offset: int = Query(ge=0),
+) -> UploadState:
+    """Take one part of a file; a part that does not start where the file ends is not taken."""
+    file = uploads.find(host=calling_host(request), attempt_id=attempt_id, name=name, path=path)
+    return UploadState(received_bytes=uploads.write_part(file, offset, request))

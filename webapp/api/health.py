@@ -1,0 +1,40 @@
+"""Is the web process alive, and can it work? Open to everyone, and saying little."""
+
+import redis
+from django.contrib.auth.decorators import login_not_required
+from django.db import DatabaseError, connection
+from django.http import HttpRequest, JsonResponse
+
+from webapp.core import broker
+
+
+@login_not_required
+def healthz(_request: HttpRequest) -> JsonResponse:
+    """Answer while the process lives."""
+    return JsonResponse({"status": "ok"})
+
+
+@login_not_required
+def readyz(_request: HttpRequest) -> JsonResponse:
+    """Answer 200 when the database works; a missing broker is told but stops only launches."""
+    checks = {"database": _database(), "broker": _broker()}
+    status = 200 if checks["database"] else 503
+    return JsonResponse(
+        {"status": "ok" if status == 200 else "not ready", **checks}, status=status
+    )
+
+
+def _database() -> bool:
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+    except DatabaseError:
+        return False
+    return True
+
+
+def _broker() -> bool:
+    try:
+        return bool(broker.connection().ping())
+    except (redis.RedisError, OSError):
+        return False

@@ -1,0 +1,34 @@
+"""What hosts call: enrol, beat."""
+
+from pathlib import Path
+
+from django.http import HttpRequest
+from ninja import Router
+
+from runners.messages import Beat, BeatReply, EnrollReply, EnrollRequest
+from webapp.api.auth import HostAuth, calling_host
+from webapp.api.problems import REFUSALS
+from webapp.hosts.beats import host_beat
+from webapp.hosts.services import host_enroll
+
+router = Router(tags=["hosts"])
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@router.post("/enroll", response={200: EnrollReply, **REFUSALS}, auth=None)
+def enroll(request: HttpRequest, body: EnrollRequest) -> EnrollReply:
+    """Exchange a one-time token for a credential of the host's own."""
+    return host_enroll(body, is_same_machine=is_same_machine(request, body.facts.boot_id))
+
+
+@router.post("/beat", response={200: BeatReply, **REFUSALS}, auth=HostAuth())
+def beat(request: HttpRequest, body: Beat) -> BeatReply:
+    """Say how the host is; the reply is its desired state."""
+    return host_beat(host=calling_host(request), beat=body)
+
+
+def is_same_machine(request: HttpRequest, boot_id: str) -> bool:
+    """Return whether a caller runs on this machine, and can reach a Redis on its socket."""
+    if request.META.get("REMOTE_ADDR") not in {"127.0.0.1", "::1"} or not BOOT_ID.exists():
+        return False
+    return BOOT_ID.read_text().strip() == boot_id.strip()

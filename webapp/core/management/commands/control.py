@@ -1,0 +1,30 @@
+"""``manage.py control``: ring hosts, and take what they report from Redis."""
+
+import threading
+
+from django.core.management.base import BaseCommand
+
+from webapp.core import broker
+from webapp.core.loop import Stopper, run_loop
+from webapp.jobs.consume import StreamConsumer
+from webapp.jobs.dispatch import Dispatcher
+
+DISPATCH_SECONDS = 0.25
+
+
+class Command(BaseCommand):
+    """Two loops, one process: either may lose Redis and comes back by itself."""
+
+    help = "Run the control worker: doorbells out, events in."
+
+    def handle(self, *_args: object, **_options: object) -> None:
+        """Run until TERM or INT."""
+        stop = Stopper()
+        stop.listen()
+        consumer = StreamConsumer(broker.connection())
+        consuming = threading.Thread(
+            target=run_loop, args=("consumer", consumer.step, 0.0, stop), name="consumer"
+        )
+        consuming.start()
+        run_loop("dispatcher", Dispatcher().step, DISPATCH_SECONDS, stop)
+        consuming.join()

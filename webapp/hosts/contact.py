@@ -1,0 +1,37 @@
+"""How long a host has been silent, by the server's clock, and what that is called."""
+
+from datetime import datetime
+from enum import StrEnum
+
+from webapp.core.clock import now
+from webapp.hosts.models import Host
+
+BEAT_SECONDS = 10.0
+DEGRADED_AFTER_SECONDS = 30.0
+UNREACHABLE_AFTER_SECONDS = 90.0
+
+
+class Contact(StrEnum):
+    """Silence never ends a job: it only decides what new work a host gets."""
+
+    UNKNOWN = "unknown"  # it never spoke
+    LIVE = "live"
+    DEGRADED = "degraded"
+    UNREACHABLE = "unreachable"
+
+
+def silent_seconds(host: Host, at: datetime | None = None) -> float | None:
+    """Return the seconds since the host was last heard, or None if it never was."""
+    if host.last_seen_at is None:
+        return None
+    return max(0.0, ((at or now()) - host.last_seen_at).total_seconds())
+
+
+def contact_of(host: Host, at: datetime | None = None) -> Contact:
+    """Return how good the contact with a host is at an instant (default: now)."""
+    silent = silent_seconds(host, at)
+    if silent is None:
+        return Contact.UNKNOWN
+    if silent < DEGRADED_AFTER_SECONDS:
+        return Contact.LIVE
+    return Contact.DEGRADED if silent < UNREACHABLE_AFTER_SECONDS else Contact.UNREACHABLE

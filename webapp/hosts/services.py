@@ -1,0 +1,183 @@
+"""How hosts come, speak and go: tokens, enrolment, beats, credentials."""
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Mapping
+from datetime import timedelta
+
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.db import transaction
+from django.utils.text import slugify
+
+from runners.messages import PROTOCOL_VERSION, EnrollReply, EnrollRequest
+from webapp.accounts.models import Team
+from webapp.core.clock import now, now_ms
+from webapp.core.problems import InvalidProblem, UnauthorizedProblem
+from webapp.hosts.contact import BEAT_SECONDS
+from webapp.hosts.models import EnrolmentToken, Host, HostState
+from webapp.jobs.models import Event
+
+TOKEN_LIFETIME = timedelta(hours=1)
+
+
+def digest(secret: str) -> str:
+    """Return the SHA-256 of a secret in hexadecimal: all that is stored of it."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def token_create(
+    *,
+    team: Team,
+    by: User | None,
+    name: str,
+    pool: str = "default",
+    labels: Mapping[str, str] | None = None,
+) -> tuple[EnrolmentToken, str]:
+    """Return a one-time enrolment token, valid for an hour, and its text, shown only now."""
+    text = secrets.token_urlsafe(32)
+    token = EnrolmentToken.objects.create(
+        team=team,
+        created_by=by,
+        name=name,
+        pool=pool,
+        labels=dict(labels or {}),
+        token_hash=digest(text),
+        expires_at=now() + TOKEN_LIFETIME,
+    )
+    return token, text
+
+
+def token_revoke(*, token: EnrolmentToken) -> bool:
+    """Make an unused token worthless; return whether it was still good."""
+    rows = EnrolmentToken.objects.filter(pk=token.pk, used_at=None, revoked_at=None)
+    return bool(rows.update(revoked_at=now()))
+
+
+def host_enroll(request: EnrollRequest, *, is_same_machine: bool = False) -> EnrollReply:
+    """Turn a one-time token into a host with its own credential; a known host's is rotated.
+
+    Raises:
+        InvalidProblem: the agent speaks another protocol version.
+        UnauthorizedProblem: the token is unknown, used, expired or revoked.
+    """
+    if request.protocol_version != PROTOCOL_VERSION:
+        raise InvalidProblem(
+            "version_incompatible",
+            f"The agent speaks protocol {request.protocol_version}, this server "
+            f"{PROTOCOL_VERSION}. Install the same version on both.",
+        )
+    credential = secrets.token_urlsafe(32)
+    with transaction.atomic():
+        token = _use_token(request.token)
+        host = _host_of(token, request)
+        _write_identity(host, request, credential)
+        token.host = host
+        token.save(update_fields=["host"])
+        _enrolled_event(host)
+    return EnrollReply(
+        host_id=host.pk,
+        name=host.name,
+        credential=credential,
+        command_key=command_key(host),
+        redis_url=settings.REDIS_URL if is_same_machine else settings.HOST_REDIS_URL,
+        server_time_ms=now_ms(),
+        beat_seconds=BEAT_SECONDS,
+    )
+
+
+def _use_token(text: str) -> EnrolmentToken:
+    """Spend the token with one guarded UPDATE: of two racing hosts one finds it unused."""
+    usable = EnrolmentToken.objects.filter(
+        token_hash=digest(text), used_at=None, revoked_at=None, expires_at__gt=now()
+    )
+    if not usable.update(used_at=now()):
+        raise UnauthorizedProblem(
+            "token_refused",
+            "The enrolment token is unknown, used, revoked or older than an hour. "
+            "Make a new one under Hosts, Add a host.",
+        )
+    return EnrolmentToken.objects.get(token_hash=digest(text))
+
+
+def _host_of(token: EnrolmentToken, request: EnrollRequest) -> Host:
+    if request.host_id:
+        known = Host.objects.filter(pk=request.host_id, team=token.team).first()
+        if known is not None:
+            return known
+    name = request.name or token.name or request.facts.hostname
+    return Host(
+        team=token.team, name=name, slug=_free_slug(name), pool=token.pool, labels=token.labels
+    )
+
+
+def _free_slug(name: str) -> str:
+    base = slugify(name)[:70] or "host"
+    taken = set(Host.objects.filter(slug__startswith=base).values_list("slug", flat=True))
+    candidates = (base, *(f"{base}-{number}" for number in range(2, len(taken) + 3)))
+    return next(slug for slug in candidates if slug not in taken)
+
+
+def _write_identity(host: Host, request: EnrollRequest, credential: str) -> None:
+    host.credential_hash = digest(credential)
+    host.command_salt = secrets.token_hex(16)
+    host.protocol_version = request.protocol_version
+    host.agent_version = request.facts.agent_version
+    host.facts = request.facts.model_dump(mode="json")
+    host.boot_id = request.facts.boot_id
+    host.clock_offset_ms = request.sent_at_ms - now_ms()
+    host.enrolled_at = now()
+    if host.state in {HostState.PENDING, HostState.RETIRED}:
+        host.state = HostState.CHECKING
+    host.save()
+
+
+def _enrolled_event(host: Host) -> None:
+    Event.objects.create(
+        at=now(),
+        team_id=host.team_id,
+        kind="host.enrolled",
+        subject=host.pk,
+        to_state=host.state,
+        actor=f"host:{host.slug}",
+    )
+
+
+def command_key(host: Host) -> str:
+    """Return the key that signs this host's doorbells; the database alone does not hold it."""
+    text = f"doorbell:{host.pk}:{host.command_salt}".encode()
+    return hmac.new(settings.SECRET_KEY.encode(), text, hashlib.sha256).hexdigest()
+
+
+def host_by_credential(credential: str) -> Host | None:
+    """Return the host whose credential this is."""
+    if not credential:
+        return None
+    return Host.objects.filter(credential_hash=digest(credential)).first()
+
+
+def credential_revoke(*, host: Host, by: str) -> None:
+    """Lock a host out until it is enrolled again; what it runs goes on without reporting."""
+    with transaction.atomic():
+        Host.objects.filter(pk=host.pk).update(credential_hash="", command_salt="")
+        Event.objects.create(
+            at=now(), team_id=host.team_id, kind="host.revoked", subject=host.pk, actor=by
+        )
+
+
+def host_set_state(*, host: Host, to: HostState, by: str) -> None:
+    """Move a host between ready, draining, maintenance and retired."""
+    with transaction.atomic():
+        before = Host.objects.select_for_update().get(pk=host.pk).state
+        Host.objects.filter(pk=host.pk).update(state=to)
+        Event.objects.create(
+            at=now(),
+            team_id=host.team_id,
+            kind="host.state",
+            subject=host.pk,
+            from_state=before,
+            to_state=to,
+            actor=by,
+        )
+    host.refresh_from_db()

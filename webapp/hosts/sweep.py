@@ -1,0 +1,71 @@
+"""Notice hosts that fall silent or come back: an event and a word to open pages, no more."""
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+from django.db import transaction
+
+from webapp.core.clock import now
+from webapp.hosts.contact import Contact, contact_of, silent_seconds
+from webapp.hosts.models import EnrolmentToken, Host, HostState
+from webapp.jobs.models import Event
+from webapp.live.publish import publish_host_state
+
+ACTOR = "system:contact"
+PAUSE_SECONDS = 60.0
+LONGEST_GAP_SECONDS = 15.0
+KEEP_TOKENS = timedelta(days=30)
+
+
+class ContactSweep:
+    """Announces changes of contact; pauses after a start and after its own sleep.
+
+    A server that slept has heard nobody: that is no news about the hosts.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last_at = clock()
+        self._paused_until = clock() + PAUSE_SECONDS
+
+    def step(self) -> list[Host]:
+        """Return the hosts whose contact changed."""
+        instant = self._clock()
+        if instant - self._last_at > LONGEST_GAP_SECONDS:
+            self._paused_until = instant + PAUSE_SECONDS
+        self._last_at = instant
+        is_paused = instant < self._paused_until
+        return [host for host in _enrolled() if _announce_change(host, is_paused=is_paused)]
+
+
+def _enrolled() -> list[Host]:
+    return list(Host.objects.filter(kind="agent").exclude(state=HostState.RETIRED))
+
+
+def _announce_change(host: Host, *, is_paused: bool) -> bool:
+    contact = contact_of(host)
+    if contact == host.contact or (is_paused and contact is not Contact.LIVE):
+        return False
+    with transaction.atomic():
+        rows = Host.objects.filter(pk=host.pk, contact=host.contact).update(contact=contact)
+        if not rows:
+            return False
+        Event.objects.create(
+            at=now(),
+            team_id=host.team_id,
+            kind="host.contact",
+            subject=host.pk,
+            from_state=host.contact,
+            to_state=contact,
+            actor=ACTOR,
+            detail={"silent_seconds": silent_seconds(host)},
+        )
+        transaction.on_commit(lambda: publish_host_state(host, contact))
+    return True
+
+
+def expire_tokens() -> int:
+    """Delete enrolment tokens that nobody can use any more and nobody asks about."""
+    rows, _ = EnrolmentToken.objects.filter(expires_at__lt=now() - KEEP_TOKENS).delete()
+    return rows

@@ -1,0 +1,131 @@
+"""What each kind of event does to its attempt and, while that is the current one, to the job."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from django.db import transaction
+
+from runners.messages import (
+    ArtefactBody,
+    ExitRecord,
+    LogBody,
+    PhaseBody,
+    ProgressBody,
+    ResultBody,
+    RunEvent,
+    StartedBody,
+)
+from runners.reasons import FAILED, STOPPED, Reason
+from webapp.core.clock import now
+from webapp.hosts.models import Host
+from webapp.jobs.allocation import allocate_host
+from webapp.jobs.finish import job_finished
+from webapp.jobs.models import LIVE_STATES, Artefact, Attempt, Command, Job, JobState
+from webapp.jobs.transitions import transition
+
+
+def apply_event(attempt: Attempt, event: RunEvent) -> None:
+    """Carry out one stored event; metric points are the metric store's.
+
+    Raises:
+        ValidationError: the body is not what the event's kind says.
+    """
+    _HANDLERS[event.kind](attempt, event.body)
+
+
+def _started(attempt: Attempt, body: dict[str, Any]) -> None:
+    StartedBody.model_validate(body)
+    Attempt.objects.filter(pk=attempt.pk, started_at=None).update(started_at=now())
+    transition(attempt.job, JobState.RUNNING, actor=_actor(attempt), attempt=attempt)
+
+
+def _phase(attempt: Attempt, body: dict[str, Any]) -> None:
+    _update_job(attempt, phase=PhaseBody.model_validate(body).name[:80])
+
+
+def _progress(attempt: Attempt, body: dict[str, Any]) -> None:
+    progress = ProgressBody.model_validate(body)
+    _update_job(
+        attempt,
+        progress_done=progress.done,
+        progress_total=progress.total,
+        progress_unit=progress.unit[:24],
+        eta_seconds=progress.eta_seconds,
+    )
+
+
+def _log(_attempt: Attempt, body: dict[str, Any]) -> None:
+    LogBody.model_validate(body)
+
+
+def _result(attempt: Attempt, body: dict[str, Any]) -> None:
+    result = ResultBody.model_validate(body)
+    _update_job(attempt, result=result.model_dump(mode="json"))
+
+
+def _artefact(attempt: Attempt, body: dict[str, Any]) -> None:
+    artefact = ArtefactBody.model_validate(body)
+    Artefact.objects.update_or_create(
+        attempt=attempt,
+        name=artefact.name,
+        defaults={
+            "kind": artefact.kind,
+            "total_bytes": artefact.total_bytes,
+            "files": artefact.files,
+            "sha256": artefact.sha256,
+            "facts": artefact.facts,
+        },
+    )
+
+
+def _exited(attempt: Attempt, body: dict[str, Any]) -> None:
+    """Store the record; it ends the job only if the attempt is still the job's current one."""
+    record = ExitRecord.model_validate(body)
+    Attempt.objects.filter(pk=attempt.pk).update(
+        exit_record=record.model_dump(mode="json"), ended_at=now()
+    )
+    Command.objects.filter(attempt=attempt).exclude(state="dead").update(state="acked")
+    host: Host = attempt.host
+    job: Job = attempt.job
+    if transition(
+        job,
+        final_state(record.reason),
+        actor=_actor(attempt),
+        attempt=attempt,
+        reason=record.reason,
+        detail={"exit_code": record.exit_code, "signal": record.signal, "by": record.by},
+    ):
+        job_finished(job, attempt)
+    transaction.on_commit(lambda: allocate_host(host))
+
+
+def final_state(reason: Reason) -> JobState:
+    """Return the state in which an attempt with this reason leaves its job."""
+    if reason is Reason.OK:
+        return JobState.SUCCEEDED
+    if reason in FAILED:
+        return JobState.FAILED
+    if reason in STOPPED:
+        return JobState.STOPPED
+    return JobState.EXPIRED if reason is Reason.QUEUE_TIMEOUT else JobState.ERROR
+
+
+def _update_job(attempt: Attempt, **changes: object) -> None:
+    """Change a job's figures while the attempt is its current one and it has not ended."""
+    rows = Job.objects.filter(pk=attempt.job_id, current_attempt=attempt.pk, state__in=LIVE_STATES)
+    rows.update(**changes)
+
+
+def _actor(attempt: Attempt) -> str:
+    return f"host:{attempt.host.slug}"
+
+
+_HANDLERS: Mapping[str, Callable[[Attempt, dict[str, Any]], None]] = {
+    "started": _started,
+    "phase": _phase,
+    "progress": _progress,
+    "log": _log,
+    "result": _result,
+    "artefact": _artefact,
+    "exited": _exited,
+}

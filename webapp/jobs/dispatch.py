@@ -1,0 +1,157 @@
+"""Ring hosts: the outbox of commands becomes signed Celery messages, until the host shows
+that it heard. A doorbell only saves time; beats carry the same news.
+"""
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import cache
+
+import structlog
+from celery import Celery
+from django.conf import settings
+from django.db.models import F
+from kombu import Connection
+
+from runners.app import QUEUE, celery_url, key_prefix
+from runners.messages import Doorbell
+from runners.signing import sign
+from webapp.core.clock import now
+from webapp.hosts.contact import Contact, contact_of
+from webapp.hosts.models import Host
+from webapp.hosts.services import command_key
+from webapp.jobs.models import Command
+
+log = structlog.get_logger(__name__)
+BATCH = 100
+LONGEST_REST_SECONDS = 60
+DEAD_AFTER = timedelta(hours=1)
+PING_SECONDS = 60.0
+TASK_PREFIX = "runners."
+RETRY_POLICY = {"max_retries": 2, "interval_start": 0, "interval_step": 0.1, "interval_max": 0.2}
+TRANSPORT = {"socket_timeout": 2, "socket_connect_timeout": 1, "health_check_interval": 10}
+
+Ring = Callable[[Host, Doorbell], None]
+
+
+@cache
+def celery_app(url: str) -> Celery:
+    """Return the app that publishes, and only publishes."""
+    app = Celery("slipway-control", broker=celery_url(url))
+    app.conf.update(
+        task_serializer="json",
+        accept_content=["json"],
+        task_ignore_result=True,
+        task_send_sent_event=False,
+        task_default_queue=QUEUE,
+        task_publish_retry_policy=RETRY_POLICY,
+    )
+    return app
+
+
+@cache
+def _connection(url: str, host_id: str) -> Connection:
+    options = {**TRANSPORT, "global_keyprefix": key_prefix(host_id)}
+    return celery_app(url).connection_for_write(transport_options=options)
+
+
+def ring(host: Host, doorbell: Doorbell) -> None:
+    """Put a signed doorbell into the host's queue.
+
+    Raises:
+        OperationalError: the broker is away.
+    """
+    signed = sign(doorbell, host_id=host.pk, key=command_key(host), now=time.time())
+    url = settings.REDIS_URL
+    celery_app(url).send_task(
+        TASK_PREFIX + doorbell.kind,
+        args=list(signed),
+        queue=QUEUE,
+        connection=_connection(url, host.pk),
+        retry_policy=RETRY_POLICY,
+    )
+
+
+def dispatch_due(ring_host: Ring = ring) -> int:
+    """Ring for every command that is due and return how many rang.
+
+    A command is never done by being sent: it is rung again, ever more rarely, until a claim,
+    an event or an exit proves it.
+    """
+    due = Command.objects.filter(state__in=["new", "sent"], next_at__lte=now())
+    rung = 0
+    for command in due.select_related("host", "attempt").order_by("pk")[:BATCH]:
+        if not _ring_one(command, ring_host):
+            break
+        rung += 1
+    return rung
+
+
+def _ring_one(command: Command, ring_host: Ring) -> bool:
+    """Ring once; return False when the broker is away, so that nothing waits behind it."""
+    attempt = command.attempt
+    doorbell = Doorbell.model_validate(
+        {
+            "command_id": command.pk,
+            "kind": command.kind,
+            "attempt_id": attempt.pk if attempt else None,
+            "fence": attempt.fence if attempt else None,
+        }
+    )
+    is_sent = _try(ring_host, command.host, doorbell)
+    rest = timedelta(seconds=min(2 ** min(command.tries, 10), LONGEST_REST_SECONDS))
+    Command.objects.filter(pk=command.pk, state__in=["new", "sent"]).update(
+        state="sent" if is_sent else command.state,
+        tries=F("tries") + 1,
+        next_at=now() + rest,
+    )
+    return is_sent
+
+
+def _try(ring_host: Ring, host: Host, doorbell: Doorbell) -> bool:
+    try:
+        ring_host(host, doorbell)
+    except Exception as error:  # noqa: BLE001 (whatever a broker client raises, beats carry on)
+        log.info("doorbell waits", host=host.slug, kind=doorbell.kind, cause=str(error))
+        return False
+    return True
+
+
+def ping_hosts(ring_host: Ring = ring) -> int:
+    """Ring every host in contact, so that its worker notices when messages stop coming."""
+    hosts = [host for host in Host.objects.exclude(credential_hash="") if _is_heard(host)]
+    return sum(
+        _try(ring_host, host, Doorbell(command_id=f"ping-{host.pk}", kind="ping"))
+        for host in hosts
+    )
+
+
+def _is_heard(host: Host) -> bool:
+    return contact_of(host) in {Contact.LIVE, Contact.DEGRADED}
+
+
+def bury_stuck() -> int:
+    """Give up commands whose attempt is over or that nobody heard for an hour."""
+    open_commands = Command.objects.filter(state__in=["new", "sent"])
+    over = open_commands.filter(attempt__ended_at__isnull=False).update(state="dead")
+    stale = open_commands.filter(created_at__lt=now() - DEAD_AFTER).update(state="dead")
+    return over + stale
+
+
+class Dispatcher:
+    """The loop's body: ring what is due, ping once a minute."""
+
+    def __init__(
+        self, ring_host: Ring = ring, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._ring = ring_host
+        self._clock = clock
+        self._pinged_at = clock() - PING_SECONDS + 5.0
+
+    def step(self) -> int:
+        """Do one round and return how many doorbells rang."""
+        rung = dispatch_due(self._ring)
+        if self._clock() - self._pinged_at >= PING_SECONDS:
+            self._pinged_at = self._clock()
+            rung += ping_hosts(self._ring)
+        return rung

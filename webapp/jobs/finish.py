@@ -1,0 +1,17 @@
+"""What a job leaves behind when it ends well: measurements, and models to go on with."""
+
+from runners.reasons import Reason
+from webapp.hosts.models import Host
+from webapp.jobs.measure import store_measurements
+from webapp.jobs.models import Attempt, Job
+from webapp.jobs.outputs import register_models
+
+
+def job_finished(job: Job, attempt: Attempt) -> None:
+    """Record what an ended job measured and made; one that did not end well leaves nothing."""
+    if job.reason != Reason.OK:
+        return
+    host: Host = attempt.host
+    job.refresh_from_db()
+    store_measurements(job, attempt, host)
+    register_models(job, attempt)

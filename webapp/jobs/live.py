@@ -1,0 +1,43 @@
+"""Tell open pages about events that were just stored."""
+
+from typing import Any
+
+from runners.messages import RunEvent
+from webapp.jobs.models import Attempt
+from webapp.live.publish import jobs_topic, publish
+
+MAX_POINTS = 50
+
+
+def announce(attempt: Attempt, events: list[RunEvent]) -> None:
+    """Publish a committed batch: points and log lines together, of progress only the last."""
+    topic = f"job:{attempt.job_id}"
+    common = {"job": attempt.job_id, "attempt": attempt.pk}
+    by_kind: dict[str, list[RunEvent]] = {}
+    for event in events:
+        by_kind.setdefault(event.kind, []).append(event)
+    if points := by_kind.get("metric"):
+        data = [{"t_ms": event.t_ms, **event.body} for event in points[-MAX_POINTS:]]
+        publish(topic, "job.metric", {**common, "points": data})
+    if lines := by_kind.get("log"):
+        data = [{"seq": event.seq, "t_ms": event.t_ms, **event.body} for event in lines]
+        publish(topic, "job.log", {**common, "lines": data})
+    if result := by_kind.get("result"):
+        publish(topic, "job.result", {**common, **result[-1].body})
+    _announce_progress(attempt, common, by_kind)
+
+
+def _announce_progress(
+    attempt: Attempt, common: dict[str, Any], by_kind: dict[str, list[RunEvent]]
+) -> None:
+    progress = by_kind.get("progress", [])
+    phases = by_kind.get("phase", [])
+    if not progress and not phases:
+        return
+    data = {**common}
+    if progress:
+        data |= progress[-1].body
+    if phases:
+        data["phase"] = phases[-1].body.get("name")
+    publish(f"job:{attempt.job_id}", "job.progress", data)
+    publish(jobs_topic(attempt.job.team_id), "job.progress", data)

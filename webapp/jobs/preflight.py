@@ -1,0 +1,60 @@
+"""Is the host fit for this job, right now? Checked when a queued job gets its turn."""
+
+from typing import Any, NamedTuple
+
+from webapp.hosts.contact import Contact, contact_of, silent_seconds
+from webapp.hosts.models import Host, HostState
+from webapp.jobs.models import Job
+
+MIN_FREE_DISK_BYTES = 1024**3
+GIB = 1024**3
+
+
+class Check(NamedTuple):
+    """One question about a host, with the figures it was answered by."""
+
+    name: str
+    is_ok: bool
+    sentence: str
+
+    def as_detail(self) -> dict[str, Any]:
+        """Return the check as it stands in an event."""
+        return {"name": self.name, "ok": self.is_ok, "sentence": self.sentence}
+
+
+def run_checks(job: Job, host: Host) -> list[Check]:
+    """Return every check of ``job`` on ``host``, from the host's last beat."""
+    return [_state(host), _contact(host), _disk(host), _memory(job, host)]
+
+
+def _state(host: Host) -> Check:
+    label = host.get_state_display().lower()
+    return Check("state", host.state == HostState.READY, f"The host is {label}.")
+
+
+def _contact(host: Host) -> Check:
+    silent = silent_seconds(host)
+    words = "has never reported" if silent is None else f"was heard {silent:.0f} s ago"
+    return Check("contact", contact_of(host) is Contact.LIVE, f"The host {words}.")
+
+
+def _disk(host: Host) -> Check:
+    free = int(host.last_beat.get("disk_free_bytes") or 0)
+    is_ok = free >= MIN_FREE_DISK_BYTES
+    sentence = (
+        f"{free / GIB:.1f} GiB of disk are free; a job needs {MIN_FREE_DISK_BYTES / GIB:.0f}."
+    )
+    return Check("disk", is_ok, sentence)
+
+
+def _memory(job: Job, host: Host) -> Check:
+    available = int(host.last_beat.get("memory_available_bytes") or 0)
+    peak = job.prediction.get("peak_memory_bytes") or {}
+    least = peak.get("low") or peak.get("value")
+    if least is None:
+        return Check("memory", is_ok=True, sentence="No peak memory was predicted for this job.")
+    sentence = (
+        f"{available / GIB:.2f} GiB of memory are available; "
+        f"the job is predicted to need at least {least / GIB:.2f}."
+    )
+    return Check("memory", available >= least, sentence)

@@ -1,0 +1,112 @@
+"""What each reason code means to a person: one sentence, and what to do next."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from runners.reasons import Reason
+
+
+class Words(NamedTuple):
+    """A reason in words."""
+
+    sentence: str
+    next_step: str
+
+
+WORDS: Mapping[Reason, Words] = {
+    Reason.OK: Words("The job ended well.", "Look at its figures, or plan the next one."),
+    Reason.OOM_GPU: Words(
+        "The GPU ran out of memory.",
+        "Plan again with a smaller batch, a narrower weight dtype or more devices.",
+    ),
+    Reason.OOM_HOST: Words(
+        "The host ran out of main memory and the system ended the job.",
+        "Plan again with a smaller batch or a narrower weight dtype, or free memory there.",
+    ),
+    Reason.NCCL_TIMEOUT: Words(
+        "The devices stopped hearing each other.",
+        "Check the links between the devices on the host's page, then clone the job.",
+    ),
+    Reason.EXIT_NONZERO: Words(
+        "The job's program reported a failure.",
+        "Read the last lines of its log; they name the cause.",
+    ),
+    Reason.SIGNAL: Words(
+        "The job's program crashed.",
+        "Read the last lines of its log, then clone the job to see if it happens again.",
+    ),
+    Reason.MAX_DURATION: Words(
+        "The job reached the longest duration that it was allowed.",
+        "Clone it with fewer steps or a longer limit.",
+    ),
+    Reason.MODEL_OR_DATA_MISSING: Words(
+        "The model or the data was not found on the host.",
+        "Check that the folder is there and lies below one of the host's model roots.",
+    ),
+    Reason.PREFLIGHT_FAILED: Words(
+        "The host did not meet what the job needs.",
+        "The failed checks stand in the events; free what is short or choose another host.",
+    ),
+    Reason.ENGINE_START_FAILED: Words(
+        "The engine did not start.",
+        "Read the log for the missing piece, install it on the host and clone the job.",
+    ),
+    Reason.START_TIMEOUT: Words(
+        "The host did not take the job within two minutes.",
+        "See on the host's page whether its agent runs, then clone the job.",
+    ),
+    Reason.NEVER_STARTED: Words(
+        "The host took the job but nothing of it ever ran there.",
+        "Look for problems on the host's page, then clone the job.",
+    ),
+    Reason.SUPERVISOR_LOST: Words(
+        "The process that watched the job on the host is gone, and its end was not seen.",
+        "Look at the host's own logs, then clone the job.",
+    ),
+    Reason.HOST_REBOOTED: Words(
+        "The host restarted while the job ran.",
+        "Clone the job; a training job goes on from its last checkpoint where there is one.",
+    ),
+    Reason.DISK_FULL: Words(
+        "The host's disk is full.", "Free disk space on the host, then clone the job."
+    ),
+    Reason.GPU_FAULT: Words(
+        "A GPU reported a hardware fault.",
+        "Take the GPU out of use and look at the driver's log before you try again.",
+    ),
+    Reason.KILLED_EXTERNALLY: Words(
+        "Something outside this product ended the job.",
+        "Ask who else works on the host, then clone the job.",
+    ),
+    Reason.VERSION_INCOMPATIBLE: Words(
+        "The host's agent has a version that this server does not work with.",
+        "Install the server's version on the host and start its agent again.",
+    ),
+    Reason.INTERNAL: Words(
+        "The product itself failed here.",
+        "Read the log, report what you find, and clone the job.",
+    ),
+    Reason.STOPPED_BY_USER: Words("Its owner stopped the job.", "Clone it to run it again."),
+    Reason.STOPPED_BY_OPERATOR: Words(
+        "An operator stopped the job.", "Ask the operator of the host before you clone it."
+    ),
+    Reason.QUOTA: Words(
+        "The team's quota was used up.", "Wait for the next period or ask an admin for more."
+    ),
+    Reason.SUPERSEDED: Words(
+        "A newer attempt took this one's place.", "Look at the newer attempt."
+    ),
+    Reason.LOST_AND_ABANDONED_BY_USER: Words(
+        "The host fell silent and a person gave the job up.",
+        "When the host is back it ends what still runs; clone the job to run it again.",
+    ),
+    Reason.QUEUE_TIMEOUT: Words(
+        "The job waited too long for its turn.",
+        "Choose a host with less to do, or clone the job.",
+    ),
+}
+
+
+def words_for(reason: str) -> Words:
+    """Return the words of a reason code."""
+    return WORDS[Reason(reason)]

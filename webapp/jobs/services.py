@@ -1,0 +1,210 @@
+"""What people do to jobs: create, submit, stop, clone, delete, abandon."""
+
+import secrets
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db import transaction
+from django.db.models import Max
+
+from runners.jobspec import JobSpec
+from runners.reasons import Reason
+from webapp.accounts.models import Team
+from webapp.core.clock import now
+from webapp.core.problems import ConflictProblem, InvalidProblem
+from webapp.hosts.contact import Contact, contact_of
+from webapp.hosts.models import Host, HostState
+from webapp.jobs.allocation import allocate_host
+from webapp.jobs.models import FINAL_STATES, Attempt, Command, Job, JobState
+from webapp.jobs.transitions import transition
+from webapp.plans.models import Plan
+
+NAME_LENGTH = 120
+
+
+def job_create(
+    *,
+    team: Team,
+    owner: User,
+    host: Host,
+    spec: JobSpec,
+    name: str,
+    model_name: str,
+    plan: Plan | None = None,
+    estimate: Mapping[str, Any] | None = None,
+    prediction: Mapping[str, Any] | None = None,
+    idempotency_key: str | None = None,
+    max_duration_seconds: float | None = None,
+) -> Job:
+    """Return a new draft, or the job that an earlier call with the same key made.
+
+    Raises:
+        InvalidProblem: the host belongs to another team, is retired or only planned for.
+    """
+    if idempotency_key and (
+        known := Job.objects.filter(team=team, idempotency_key=idempotency_key).first()
+    ):
+        return known
+    _check_host(team, host)
+    return Job.objects.create(
+        team=team,
+        owner=owner,
+        host=host,
+        kind=spec.kind,
+        spec=spec.model_dump(mode="json"),
+        name=name[:NAME_LENGTH],
+        model_name=model_name[:NAME_LENGTH],
+        plan=plan,
+        estimate=dict(estimate or {}),
+        prediction=dict(prediction or {}),
+        idempotency_key=idempotency_key,
+        max_duration_seconds=max_duration_seconds,
+    )
+
+
+def _check_host(team: Team, host: Host) -> None:
+    if host.team_id != team.pk:
+        raise InvalidProblem("unknown_host", "This host belongs to another team; choose your own.")
+    if host.kind != "agent":
+        raise InvalidProblem(
+            "virtual_host", f"{host.name} is only planned for. Enrol a machine to run jobs."
+        )
+    if host.state == HostState.RETIRED:
+        raise InvalidProblem("retired_host", f"{host.name} is retired; choose another host.")
+
+
+def job_submit(*, job: Job, by: str) -> Job:
+    """Queue a draft with its first attempt, and give it its host at once if that is free.
+
+    Submitting twice changes nothing. ``by`` is the user's name.
+    """
+    with transaction.atomic():
+        if not transition(job, JobState.QUEUED, actor=by):
+            return job
+        new_attempt(job)
+    allocate_host(job.host)
+    job.refresh_from_db()
+    return job
+
+
+def new_attempt(job: Job) -> Attempt:
+    """Return the job's next attempt, with a fence of its own, as its current one."""
+    last = job.attempts.aggregate(last=Max("number"))["last"] or 0
+    attempt = Attempt.objects.create(
+        job=job, number=last + 1, host=job.host, fence=secrets.token_hex(16)
+    )
+    job.current_attempt = attempt
+    job.save(update_fields=["current_attempt"])
+    return attempt
+
+
+def job_stop(*, job: Job, by: str, reason: Reason = Reason.STOPPED_BY_USER) -> Job:
+    """End a job: at once if no host took it yet, else through its supervisor.
+
+    Raises:
+        ConflictProblem: the job has already ended or was never submitted.
+    """
+    with transaction.atomic():
+        job = Job.objects.select_for_update().get(pk=job.pk)
+        if job.state in FINAL_STATES or job.state == JobState.DRAFT:
+            raise ConflictProblem(
+                "not_stoppable", f"{job.name} is {job.get_state_display().lower()}; nothing runs."
+            )
+        attempt = job.current_attempt
+        if attempt is None or attempt.claimed_at is None:
+            _end_before_start(job, by, reason)
+        elif job.state != JobState.STOPPING:
+            _order_stop(job, attempt, by, reason)
+    allocate_host(job.host)
+    job.refresh_from_db()
+    return job
+
+
+def _end_before_start(job: Job, by: str, reason: Reason) -> None:
+    attempt = job.current_attempt
+    if transition(job, JobState.STOPPED, actor=by, attempt=attempt, reason=reason) and attempt:
+        Attempt.objects.filter(pk=attempt.pk).update(stop_reason=reason, ended_at=now())
+        Command.objects.filter(attempt=attempt, state__in=["new", "sent"]).update(state="dead")
+
+
+def _order_stop(job: Job, attempt: Attempt, by: str, reason: Reason) -> None:
+    if transition(job, JobState.STOPPING, actor=by, attempt=attempt, reason=reason):
+        Attempt.objects.filter(pk=attempt.pk).update(stop_reason=reason, stop_requested_at=now())
+        Command.objects.create(host=attempt.host, kind="stop", attempt=attempt, next_at=now())
+
+
+def job_abandon(*, job: Job, by: str, typed_host_name: str) -> Job:
+    """End a job whose host is silent, on the word of a person who typed the host's name.
+
+    The attempt may still run there; the host is told to stop it as soon as it is heard.
+
+    Raises:
+        ConflictProblem: the host is not silent, or the job has ended.
+        InvalidProblem: the typed name is not the host's.
+    """
+    if contact_of(job.host) is not Contact.UNREACHABLE:
+        raise ConflictProblem("host_in_contact", "The host answers; stop the job instead.")
+    if typed_host_name.strip() != job.host.name:
+        raise InvalidProblem("wrong_name", f"Type the host's name, {job.host.name}, to confirm.")
+    reason = Reason.LOST_AND_ABANDONED_BY_USER
+    with transaction.atomic():
+        attempt = job.current_attempt
+        if not transition(job, JobState.STOPPED, actor=by, attempt=attempt, reason=reason):
+            raise ConflictProblem("not_stoppable", "The job has already ended.")
+        if attempt is not None:
+            Attempt.objects.filter(pk=attempt.pk).update(
+                stop_reason=reason, stop_requested_at=now()
+            )
+    return job
+
+
+def job_clone(*, job: Job, owner: User) -> Job:
+    """Return a draft that asks for the same as ``job``, made by ``owner``."""
+    return Job.objects.create(
+        team=job.team,
+        owner=owner,
+        host=job.host,
+        kind=job.kind,
+        spec=job.spec,
+        name=_clone_name(job.name),
+        model_name=job.model_name,
+        plan=job.plan,
+        estimate=job.estimate,
+        prediction=job.prediction,
+        max_duration_seconds=job.max_duration_seconds,
+    )
+
+
+def _clone_name(name: str) -> str:
+    suffix = " (copy)"
+    return name if name.endswith(suffix) else name[: NAME_LENGTH - len(suffix)] + suffix
+
+
+def job_delete(*, job: Job) -> None:
+    """Hide a job from lists; its figures keep calibrating its host.
+
+    Raises:
+        ConflictProblem: the job has not ended.
+    """
+    rows = Job.objects.filter(pk=job.pk, state__in=[*FINAL_STATES, JobState.DRAFT])
+    if not rows.update(deleted_at=now()):
+        raise ConflictProblem(
+            "still_live", f"{job.name} is {job.get_state_display().lower()}; stop it first."
+        )
+
+
+def queue_expire(*, older_than: timedelta) -> int:
+    """End jobs that waited longer than ``older_than`` for a turn; return how many."""
+    late = Job.objects.filter(state=JobState.QUEUED, queued_at__lt=now() - older_than)
+    return sum(
+        transition(
+            job,
+            JobState.EXPIRED,
+            actor="system:ticker",
+            attempt=job.current_attempt,
+            reason=Reason.QUEUE_TIMEOUT,
+        )
+        for job in late.select_related("current_attempt")
+    )

@@ -1,0 +1,134 @@
+"""The one place where a job changes state.
+
+A transition is a guarded UPDATE: it takes effect only if the job is in a state that allows
+it and, where an attempt speaks, only if that attempt is still the job's current one and
+shows its fence. Nought rows mean a stale report: nothing changes and a counter rises.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+from django.db import transaction
+from django.db.models import F
+
+from webapp.core.clock import now
+from webapp.jobs.models import FINAL_STATES, Attempt, Event, Job, JobState
+from webapp.live.publish import publish_job_state
+
+log = structlog.get_logger(__name__)
+
+ALLOWED: Mapping[JobState, frozenset[JobState]] = {
+    JobState.DRAFT: frozenset({JobState.QUEUED}),
+    JobState.QUEUED: frozenset(
+        {JobState.PREFLIGHT, JobState.ERROR, JobState.EXPIRED, JobState.STOPPED}
+    ),
+    JobState.PREFLIGHT: frozenset(
+        {JobState.STARTING, JobState.QUEUED, JobState.ERROR, JobState.STOPPED}
+    ),
+    JobState.STARTING: frozenset(
+        {
+            JobState.RUNNING,
+            JobState.STOPPING,
+            JobState.SUCCEEDED,
+            JobState.FAILED,
+            JobState.ERROR,
+            JobState.STOPPED,
+        }
+    ),
+    JobState.RUNNING: frozenset(
+        {
+            JobState.STOPPING,
+            JobState.SUCCEEDED,
+            JobState.FAILED,
+            JobState.ERROR,
+            JobState.STOPPED,
+        }
+    ),
+    JobState.STOPPING: frozenset(
+        {JobState.SUCCEEDED, JobState.FAILED, JobState.ERROR, JobState.STOPPED}
+    ),
+    **{state: frozenset[JobState]() for state in FINAL_STATES},
+}
+
+
+def sources_of(to: JobState) -> frozenset[JobState]:
+    """Return the states from which ``to`` can be reached."""
+    return frozenset(source for source, targets in ALLOWED.items() if to in targets)
+
+
+def transition(
+    job: Job,
+    to: JobState,
+    *,
+    actor: str,
+    attempt: Attempt | None = None,
+    reason: str = "",
+    detail: Mapping[str, Any] | None = None,
+) -> bool:
+    """Move a job to a state and return whether it moved; ``job`` is fresh afterwards.
+
+    ``attempt`` is given whenever the news comes from an attempt or concerns one: the job
+    then moves only if that attempt, with that fence, is its current one.
+    """
+    with transaction.atomic():
+        before = Job.objects.select_for_update().values_list("state", flat=True).get(pk=job.pk)
+        rows = _guarded_update(job, to, before, attempt, reason)
+        if not rows:
+            _count_stale(job, to, attempt, before)
+            return False
+        job.refresh_from_db()
+        _write_event(job, before, actor, attempt, reason, detail or {})
+        transaction.on_commit(lambda: publish_job_state(job))
+    return True
+
+
+def _guarded_update(
+    job: Job, to: JobState, before: str, attempt: Attempt | None, reason: str
+) -> int:
+    allowed = sources_of(to)
+    if before not in allowed:
+        return 0
+    rows = Job.objects.filter(pk=job.pk, state=before)
+    if attempt is not None:
+        rows = rows.filter(current_attempt=attempt.pk, current_attempt__fence=attempt.fence)
+    return rows.update(state=to, reason=reason, **_times(to))
+
+
+def _times(to: JobState) -> dict[str, Any]:
+    instant = now()
+    if to == JobState.QUEUED:
+        return {"queued_at": instant}
+    if to == JobState.RUNNING:
+        return {"started_at": instant}
+    if to in FINAL_STATES:
+        return {"ended_at": instant, "eta_seconds": None}
+    return {}
+
+
+def _count_stale(job: Job, to: JobState, attempt: Attempt | None, before: str) -> None:
+    log.info("stale transition", job=job.pk, to=str(to), state=before)
+    if attempt is not None:
+        Attempt.objects.filter(pk=attempt.pk).update(stale_transitions=F("stale_transitions") + 1)
+
+
+def _write_event(
+    job: Job,
+    before: str,
+    actor: str,
+    attempt: Attempt | None,
+    reason: str,
+    detail: Mapping[str, Any],
+) -> None:
+    Event.objects.create(
+        at=now(),
+        team_id=job.team_id,
+        kind="job.state",
+        subject=job.pk,
+        attempt_id=attempt.pk if attempt else (job.current_attempt_id or ""),
+        from_state=before,
+        to_state=job.state,
+        reason=reason,
+        actor=actor,
+        detail=dict(detail),
+    )

@@ -1,0 +1,155 @@
+"""Files of artefacts, taken in parts: confined to one folder, whole only with their digest."""
+
+import hashlib
+import shutil
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple, Protocol
+
+from django.conf import settings
+from django.db import transaction
+
+from webapp.core.problems import (
+    BusyProblem,
+    ConflictProblem,
+    InvalidProblem,
+    NotFoundProblem,
+    TooLargeProblem,
+)
+from webapp.hosts.models import Host
+from webapp.jobs.models import Artefact
+
+MAX_PART_BYTES = 16 * 1024**2
+MIN_FREE_BYTES = 512 * 1024**2
+PIECE_BYTES = 1024**2
+PARTIAL_SUFFIX = ".part"
+
+
+class Readable(Protocol):
+    """Anything that gives its bytes piece by piece."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return at most ``size`` bytes; none at the end."""
+
+
+class UploadFile(NamedTuple):
+    """One file of an artefact: what was announced, and where it goes."""
+
+    artefact: Artefact
+    path: str
+    size_bytes: int
+    target: Path
+
+    @property
+    def partial(self) -> Path:
+        """Return where the file grows until it is whole."""
+        return self.target.with_name(self.target.name + PARTIAL_SUFFIX)
+
+
+def folder_of(artefact: Artefact) -> Path:
+    """Return the folder that holds an artefact's files on the server."""
+    return Path(settings.ARTEFACTS_DIR) / artefact.attempt_id / artefact.name
+
+
+def confined(folder: Path, path: str) -> Path:
+    """Return where ``path`` lies in ``folder``.
+
+    Raises:
+        InvalidProblem: the path is absolute, climbs out, or hides.
+    """
+    parts = PurePosixPath(path).parts
+    if not parts or any(part in {"/", "..", "."} or part.startswith(".") for part in parts):
+        raise InvalidProblem("bad_path", f"The path {path!r} leaves the artefact's folder.")
+    if "\x00" in path or "\\" in path:
+        raise InvalidProblem("bad_path", f"The path {path!r} holds a character that no file has.")
+    return folder.joinpath(*parts)
+
+
+def find(*, host: Host, attempt_id: str, name: str, path: str) -> UploadFile:
+    """Return the announced file of an artefact of one of the host's attempts.
+
+    Raises:
+        NotFoundProblem: the artefact or the file was never announced by this host.
+    """
+    artefact = Artefact.objects.filter(
+        attempt_id=attempt_id, attempt__host=host, name=name
+    ).first()
+    if artefact is None:
+        raise NotFoundProblem(
+            "unknown_artefact", f"No artefact {name!r} of this attempt was announced yet."
+        )
+    if path not in artefact.files:
+        raise NotFoundProblem("unknown_file", f"The artefact {name!r} has no file {path!r}.")
+    if name.startswith(".") or "/" in name:
+        raise InvalidProblem("bad_name", f"{name!r} is no artefact name.")
+    target = confined(folder_of(artefact), path)
+    return UploadFile(artefact, path, int(artefact.files[path]), target)
+
+
+def received_bytes(file: UploadFile) -> int:
+    """Return how much of the file is here."""
+    for candidate in (file.target, file.partial):
+        if candidate.is_file():
+            return candidate.stat().st_size
+    return 0
+
+
+def write_part(file: UploadFile, offset: int, body: Readable) -> int:
+    """Append a part that starts where the file ends; return how much is here afterwards.
+
+    A part that starts elsewhere changes nothing: the reply says where to go on. The whole
+    file is checked against its digest, and starts again from nothing if that differs.
+
+    Raises:
+        TooLargeProblem: the part exceeds its limit or the announced size.
+        BusyProblem: the disk is nearly full.
+        ConflictProblem: the whole file is not what was announced.
+    """
+    have = received_bytes(file)
+    is_new_empty = file.size_bytes == 0 and not file.target.exists()
+    if offset != have or (have == file.size_bytes and not is_new_empty):
+        return have
+    _check_disk(file)
+    written = _append(file, offset, body)
+    if offset + written == file.size_bytes:
+        _complete(file)
+    return offset + written
+
+
+def _check_disk(file: UploadFile) -> None:
+    file.target.parent.mkdir(parents=True, exist_ok=True)
+    if shutil.disk_usage(file.target.parent).free < MIN_FREE_BYTES + MAX_PART_BYTES:
+        raise BusyProblem("disk_full", "The server's disk is nearly full.", retry_after_seconds=60)
+
+
+def _append(file: UploadFile, offset: int, body: Readable) -> int:
+    limit = min(MAX_PART_BYTES, file.size_bytes - offset)
+    written = 0
+    with file.partial.open("ab") as sink:
+        while piece := body.read(PIECE_BYTES):
+            written += len(piece)
+            if written > limit:
+                sink.truncate(offset)
+                raise TooLargeProblem("part_too_large", f"At most {limit} bytes fit here.")
+            sink.write(piece)
+    return written
+
+
+def _complete(file: UploadFile) -> None:
+    expected = file.artefact.sha256.get(file.path)
+    with file.partial.open("rb") as source:
+        actual = hashlib.file_digest(source, "sha256").hexdigest()
+    if actual != expected:
+        file.partial.unlink()
+        raise ConflictProblem(
+            "digest_differs", f"{file.path} arrived with another digest; send it again from 0."
+        )
+    file.partial.replace(file.target)
+    _note_completeness(file.artefact)
+
+
+def _note_completeness(artefact: Artefact) -> None:
+    folder = folder_of(artefact)
+    with transaction.atomic():
+        row = Artefact.objects.select_for_update().get(pk=artefact.pk)
+        if all(confined(folder, path).is_file() for path in row.files):
+            Artefact.objects.filter(pk=row.pk).update(is_complete=True)

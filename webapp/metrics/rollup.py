@@ -1,0 +1,131 @@
+"""Coarser levels of a series: minimum, maximum, mean and count per 15 s and per 5 min."""
+
+from typing import NamedTuple
+
+import numpy as np
+from django.conf import settings
+from django.db import transaction
+from numpy.typing import NDArray
+
+from webapp.metrics import codec
+from webapp.metrics.models import MetricChunk, MetricSource
+from webapp.metrics.store import RAW_STEP_MS, RawSeries
+
+STEPS_MS = (15_000, 300_000)
+WINDOW_MS = 4 * 3600 * 1000
+
+
+class Band(NamedTuple):
+    """Buckets of a series: where each begins, and what its points were."""
+
+    t_ms: NDArray[np.int64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    count: NDArray[np.int64]
+
+
+def bucket(series: RawSeries, step_ms: int) -> Band:
+    """Return a series as buckets of ``step_ms`` that begin at multiples of it."""
+    order = np.argsort(series.t_ms, kind="stable")
+    t_ms, value = series.t_ms[order], series.value[order]
+    starts, first, count = np.unique(t_ms // step_ms, return_index=True, return_counts=True)
+    return Band(
+        starts * step_ms,
+        np.minimum.reduceat(value, first),
+        np.maximum.reduceat(value, first),
+        np.add.reduceat(value, first) / count,
+        count.astype(np.int64),
+    )
+
+
+def decode_band(chunk: MetricChunk) -> Band:
+    """Return the buckets of a roll-up chunk."""
+    t_ms, low, high, mean, count = codec.decode(chunk.body)
+    return Band(
+        t_ms.astype(np.int64),
+        low.astype(np.float64),
+        high.astype(np.float64),
+        mean.astype(np.float64),
+        count.astype(np.int64),
+    )
+
+
+def roll_up(source: MetricSource, *, is_ended: bool) -> int:
+    """Roll up every whole four-hour window that is sealed; at the end also the last part.
+
+    A window into which late points were sealed is made again. Returns the chunks written.
+    """
+    raw = _raw_chunks(source)
+    if not raw:
+        return 0
+    start = _floor(max(source.rolled_through_ms, min(chunk.t0_ms for chunk in raw)))
+    sealed_ms = max(chunk.t1_ms for chunk in raw) + 1
+    end = sealed_ms if is_ended else _floor(sealed_ms)
+    if end <= source.rolled_through_ms or end <= start:
+        return 0
+    rows = [row for chunk in _by_metric(raw) for row in _windows(source, *chunk, start, end)]
+    with transaction.atomic(using=settings.METRICS_DATABASE):
+        MetricChunk.objects.filter(
+            attempt_id=source.attempt_id,
+            source=source.source,
+            step_ms__in=STEPS_MS,
+            t0_ms__gte=start,
+        ).delete()
+        MetricChunk.objects.bulk_create(rows)
+        MetricSource.objects.filter(pk=source.pk).update(rolled_through_ms=end)
+    return len(rows)
+
+
+def _raw_chunks(source: MetricSource) -> list[MetricChunk]:
+    """Return the raw chunks that reach into windows not yet rolled up."""
+    rows = MetricChunk.objects.filter(
+        attempt_id=source.attempt_id,
+        source=source.source,
+        step_ms=RAW_STEP_MS,
+        t1_ms__gte=_floor(source.rolled_through_ms),
+    )
+    return list(rows.order_by("metric", "t0_ms"))
+
+
+def _by_metric(chunks: list[MetricChunk]) -> list[tuple[str, RawSeries]]:
+    names = dict.fromkeys(chunk.metric for chunk in chunks)
+    return [(name, merge([chunk for chunk in chunks if chunk.metric == name])) for name in names]
+
+
+def merge(chunks: list[MetricChunk]) -> RawSeries:
+    """Return the points of raw chunks of one metric, each point once, in order of number."""
+    columns = [codec.decode(chunk.body) for chunk in chunks]
+    seq, t_ms, value = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+    numbers, first = np.unique(seq.astype(np.int64), return_index=True)
+    return RawSeries(numbers, t_ms[first].astype(np.int64), value[first].astype(np.float64))
+
+
+def _windows(
+    source: MetricSource, metric: str, series: RawSeries, start: int, end: int
+) -> list[MetricChunk]:
+    rows = []
+    for window in range(start, end, WINDOW_MS):
+        inside = (series.t_ms >= window) & (series.t_ms < min(window + WINDOW_MS, end))
+        if not inside.any():
+            continue
+        part = RawSeries(series.seq[inside], series.t_ms[inside], series.value[inside])
+        rows += [_row(source, metric, window, step, bucket(part, step)) for step in STEPS_MS]
+    return rows
+
+
+def _row(source: MetricSource, metric: str, window: int, step_ms: int, band: Band) -> MetricChunk:
+    return MetricChunk(
+        attempt_id=source.attempt_id,
+        source=source.source,
+        metric=metric,
+        step_ms=step_ms,
+        t0_ms=window,
+        t1_ms=int(band.t_ms[-1]) + step_ms,
+        n=int(band.count.sum()),
+        body=codec.encode(band),
+    )
+
+
+def _floor(t_ms: int) -> int:
+    return t_ms - t_ms % WINDOW_MS
