@@ -121,11 +121,15 @@ class AttemptFolder:
     def _list_artefacts(self) -> None:
         """Copy the announced output out of the spool, which goes before the upload is done."""
         reader, seq = SpoolReader(self.spool), 0
-        found: list[object] = []
+        found: dict[str, object] = {}  # by name: the last announcement is the one that holds
         while events := reader.read_after(seq):
             seq = events[-1]["seq"]
-            found += [event["body"] for event in events if event["kind"] == "artefact"]
-        record.write_json(self._artefacts, {"artefacts": found})
+            found |= {
+                event["body"]["name"]: event["body"]
+                for event in events
+                if event["kind"] == "artefact"
+            }
+        record.write_json(self._artefacts, {"artefacts": list(found.values())})
 
     # Marks
 
@@ -133,6 +137,13 @@ class AttemptFolder:
     def is_settled(self) -> bool:
         """Tell whether the exit record stands and the spool ends with it."""
         return self._settled.exists()
+
+    @property
+    def is_stored(self) -> bool:
+        """Tell whether the server holds every event: it knows the artefacts by then."""
+        return self._forgotten.exists() or (
+            self.is_settled and self.acked_seq() >= SpoolReader(self.spool).last_seq()
+        )
 
     @property
     def is_uploaded(self) -> bool:

@@ -121,5 +121,5 @@ class Uploads:
         return [
             folder
             for folder in attempt_folders(self._host_dir.attempts)
-            if folder.is_settled and not folder.is_uploaded
+            if folder.is_settled and not folder.is_uploaded and folder.is_stored
         ]

@@ -1,0 +1,249 @@
+"""A small server for the host's tests: it keeps the server's side of the contract in memory.
+
+It accepts an event only when its number follows the last one stored, gives a spec to one
+claim, and takes artefacts in parts. What it cannot show (database, pages) is tested against
+the real server.
+"""
+
+import json
+import re
+import secrets
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from runners.jobspec import BenchmarkSpec, DemoModel, JobSpec
+from runners.messages import (
+    Beat,
+    BeatReply,
+    ClaimReply,
+    ClaimRequest,
+    EnrollReply,
+    EnrollRequest,
+    EventAck,
+    EventBatch,
+    Message,
+    Microbench,
+    RunEvent,
+    RunRequest,
+    StopOrder,
+    UploadState,
+    Wanted,
+)
+from runners.reasons import Reason
+
+
+class Stored:
+    """One attempt as the server knows it."""
+
+    def __init__(self, attempt_id: str, spec: JobSpec, max_duration_seconds: float | None) -> None:
+        self.fence = secrets.token_hex(16)
+        self.claim_id = ""
+        self.events: list[RunEvent] = []
+        self.num_duplicates = 0
+        self.stop: StopOrder | None = None
+        self.request = RunRequest(
+            attempt_id=attempt_id,
+            job_id=f"job-{attempt_id}",
+            number=1,
+            fence=self.fence,
+            spec=spec,
+            max_duration_seconds=max_duration_seconds,
+        )
+
+    @property
+    def has_exited(self) -> bool:
+        return bool(self.events) and self.events[-1].kind == "exited"
+
+    @property
+    def exit(self) -> dict:
+        return self.events[-1].body
+
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.events]
+
+    def of_kind(self, kind: str) -> list[dict]:
+        return [event.body for event in self.events if event.kind == kind]
+
+    def accept(self, batch: EventBatch) -> int:
+        for event in batch.events:
+            if event.seq == len(self.events) + 1:
+                self.events.append(event)
+            elif event.seq <= len(self.events):
+                self.num_duplicates += 1
+        return len(self.events)
+
+
+class Acceptor:
+    """The server: start it as a context manager and read what came in."""
+
+    def __init__(self, uploads: Path | None = None) -> None:
+        self.attempts: dict[str, Stored] = {}
+        self.beats: list[Beat] = []
+        self.enrolments: list[EnrollRequest] = []
+        self.microbench: Microbench | None = None
+        self.tokens = {"good-token"}
+        self.credentials: set[str] = {"host-credential"}
+        self.redis_url: str | None = None
+        self.uploads = uploads
+        self.lose_replies = 0  # of claims: they are taken, and the answer is lost
+        self.is_away = False
+        self.lock = threading.Lock()
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self.url = f"http://127.0.0.1:{self._http.server_port}"
+
+    def __enter__(self) -> "Acceptor":
+        threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+    def want(
+        self,
+        attempt_id: str,
+        spec: JobSpec | None = None,
+        max_duration_seconds: float | None = None,
+    ) -> Stored:
+        stored = Stored(attempt_id, spec or BenchmarkSpec(model=DemoModel()), max_duration_seconds)
+        self.attempts[attempt_id] = stored
+        return stored
+
+    def order_stop(self, attempt_id: str, grace_seconds: float = 1.0) -> None:
+        self.attempts[attempt_id].stop = StopOrder(
+            attempt_id=attempt_id, reason=Reason.STOPPED_BY_USER, grace_seconds=grace_seconds
+        )
+
+    # One method per call, each returning a status and a reply
+
+    def enroll(self, request: EnrollRequest) -> tuple[int, object]:
+        if request.token not in self.tokens:
+            return 401, {"detail": "the token is unknown, used or older than an hour"}
+        self.tokens.discard(request.token)
+        self.enrolments.append(request)
+        credential = secrets.token_hex(8)
+        self.credentials.add(credential)
+        return 200, EnrollReply(
+            host_id=request.host_id or "h1",
+            name=request.name or request.facts.hostname,
+            credential=credential,
+            command_key="command-key",
+            redis_url=self.redis_url,
+            server_time_ms=0,
+            beat_seconds=0.2,
+        )
+
+    def beat(self, beat: Beat) -> tuple[int, object]:
+        self.beats.append(beat)
+        self.microbench = beat.microbench or self.microbench
+        running = {status.attempt_id for status in beat.attempts if status.phase != "exited"}
+        stored = self.attempts
+        return 200, BeatReply(
+            server_time_ms=0,
+            wanted=tuple(
+                Wanted(attempt_id=key, fence=each.fence)
+                for key, each in stored.items()
+                if not each.claim_id
+            ),
+            stop=tuple(each.stop for key, each in stored.items() if each.stop and key in running),
+            acked={key: len(each.events) for key, each in stored.items()},
+            forget=tuple(
+                status.attempt_id
+                for status in beat.attempts
+                if (each := stored.get(status.attempt_id)) and each.has_exited
+            ),
+            run_microbench=self.microbench is None,
+        )
+
+    def claim(self, attempt_id: str, request: ClaimRequest) -> tuple[int, object]:
+        stored = self.attempts.get(attempt_id)
+        if stored is None or stored.fence != request.fence:
+            return 409, {"detail": "no such attempt with this fence"}
+        if stored.claim_id not in ("", request.claim_id):
+            return 409, {"detail": "another claim has it"}
+        stored.claim_id = request.claim_id
+        if self.lose_replies:
+            self.lose_replies -= 1
+            return 503, {"detail": "the reply was lost"}
+        return 200, ClaimReply(request=stored.request)
+
+    def events(self, attempt_id: str, batch: EventBatch) -> tuple[int, object]:
+        with self.lock:
+            stored = self.attempts.get(attempt_id)
+            if stored is None or stored.fence != batch.fence:
+                return 404, {"detail": "no such attempt"}
+            return 200, EventAck(attempt_id=attempt_id, acked_seq=stored.accept(batch))
+
+    def artefact(self, path: str, offset: int | None, data: bytes) -> tuple[int, object]:
+        target = self.uploads / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        have = target.stat().st_size if target.exists() else 0
+        if offset is not None and offset == have:
+            with target.open("ab") as file:
+                file.write(data)
+            have += len(data)
+        return 200, UploadState(received_bytes=have)
+
+
+def _handler(acceptor: Acceptor) -> type[BaseHTTPRequestHandler]:
+    return type("Handler", (_Handler,), {"acceptor": acceptor})
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    acceptor: Acceptor
+
+    def do_POST(self) -> None:
+        body = self._body()
+        for pattern, kind, name in _POSTS:
+            if found := re.fullmatch(pattern, self.path):
+                if name != "enroll" and not self._is_known():
+                    return self._answer(401, {"detail": "unknown credential"})
+                call: Callable = getattr(self.acceptor, name)
+                return self._answer(*call(*found.groups(), kind.model_validate_json(body)))
+        return self._answer(404, {"detail": "no such address"})
+
+    def do_PUT(self) -> None:
+        self._artefact(self._body(), int(parse_qs(urlsplit(self.path).query)["offset"][0]))
+
+    def do_GET(self) -> None:
+        self._artefact(b"", None)
+
+    def _artefact(self, body: bytes, offset: int | None) -> None:
+        path = unquote(urlsplit(self.path).path).removeprefix("/api/v1/attempts/")
+        if not self._is_known():
+            return self._answer(401, {"detail": "unknown credential"})
+        if self.acceptor.uploads is None:
+            return self._answer(404, {"detail": "no such artefact"})
+        return self._answer(*self.acceptor.artefact(path, offset, body))
+
+    def _is_known(self) -> bool:
+        sent = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        return sent in self.acceptor.credentials
+
+    def _body(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+    def _answer(self, status: int, reply: object) -> None:
+        if self.acceptor.is_away:
+            status, reply = 503, {"detail": "the server is away"}
+        text = json.dumps(reply) if isinstance(reply, dict) else reply.model_dump_json()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text.encode())))
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+_POSTS: list[tuple[str, type[Message], str]] = [
+    (r"/api/v1/hosts/enroll", EnrollRequest, "enroll"),
+    (r"/api/v1/hosts/beat", Beat, "beat"),
+    (r"/api/v1/attempts/([^/]+)/claim", ClaimRequest, "claim"),
+    (r"/api/v1/attempts/([^/]+)/events", EventBatch, "events"),
+]

@@ -1,0 +1,76 @@
+"""Fixtures of the host's tests: an in-memory server, a host folder, attempts, a real Redis."""
+
+import resource
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runners.config import Credential, HostDir
+from tests.runners.acceptor import Acceptor
+from tests.runners.tools import Attempts, RedisServer
+
+
+@pytest.fixture
+def acceptor(tmp_path: Path) -> Iterator[Acceptor]:
+    with Acceptor(tmp_path / "uploads") as server:
+        yield server
+
+
+@pytest.fixture
+def host_dir(tmp_path: Path) -> HostDir:
+    made = HostDir(tmp_path / "host")
+    made.make()
+    return made
+
+
+@pytest.fixture
+def credential(acceptor: Acceptor) -> Credential:
+    return Credential(
+        server=acceptor.url,
+        host_id="h1",
+        name="test host",
+        credential="host-credential",
+        command_key="command-key",
+        redis_url=None,
+        beat_seconds=0.2,
+    )
+
+
+@pytest.fixture
+def attempts(host_dir: HostDir) -> Iterator[Attempts]:
+    made = Attempts(host_dir)
+    yield made
+    made.clean_up()
+
+
+@pytest.fixture
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB; where none can be mounted, files of that size at most."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(place)]
+    is_mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if not is_mounted:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (256 * 1024, limit[1]))
+    yield place
+    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    if is_mounted:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.fixture
+def small_host_dir(small_disk: Path) -> HostDir:
+    made = HostDir(small_disk / "host")
+    made.make()
+    return made

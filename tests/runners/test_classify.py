@@ -1,0 +1,49 @@
+"""Why an attempt ended: one code for each cause, first match wins."""
+
+import signal
+
+import pytest
+
+from runners.reasons import Reason
+from runners.supervision.classify import Ending, classify
+
+
+def test_a_clean_exit_is_ok_whatever_it_said():
+    assert classify(Ending(0, None, "warning: CUDA out of memory was caught")) is Reason.OK
+
+
+def test_a_stop_explains_any_end():
+    ending = Ending(None, signal.SIGKILL, "No space left", Reason.STOPPED_BY_USER)
+
+    assert classify(ending) is Reason.STOPPED_BY_USER
+
+
+def test_a_program_that_cannot_be_executed_is_our_fault():
+    assert classify(Ending(None, None, "", is_exec_failure=True)) is Reason.ENGINE_START_FAILED
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried", Reason.OOM_GPU),
+        ("[Rank 1] Watchdog caught collective operation timeout", Reason.NCCL_TIMEOUT),
+        ("NCCL communicator: connection timeout", Reason.NCCL_TIMEOUT),
+        ("OSError: [Errno 28] No space left on device", Reason.DISK_FULL),
+        ("CUDA error: uncorrectable ECC error encountered", Reason.GPU_FAULT),
+        ("x\nMODEL_OR_DATA_MISSING: no model in /m\n", Reason.MODEL_OR_DATA_MISSING),
+        ("Traceback ...\nValueError: no", Reason.EXIT_NONZERO),
+    ],
+)
+def test_the_last_words_of_a_failed_job_name_the_cause(text, reason):
+    assert classify(Ending(1, None, text)) is reason
+
+
+def test_a_kill_counts_as_memory_only_when_the_kernel_counted_one():
+    killed = Ending(None, signal.SIGKILL, "")
+
+    assert classify(killed) is Reason.KILLED_EXTERNALLY
+    assert classify(killed._replace(has_oom_kill=True)) is Reason.OOM_HOST
+
+
+def test_another_signal_is_the_jobs_own():
+    assert classify(Ending(None, signal.SIGSEGV, "")) is Reason.SIGNAL

@@ -1,0 +1,376 @@
+"""The supervisor with real jobs: what it records, ships, stops and leaves behind."""
+
+import json
+import os
+import stat
+import sys
+import time
+
+import pytest
+
+from runners import launch, supervisor
+from runners.reasons import Reason
+from runners.supervision import procfs, record
+from tests.runners.tools import bodies, events_of, wait_for
+
+SAY = "import json, os\ndef say(kind, **body): os.write(int(os.environ['SLIPWAY_EVENT_FD']), (json.dumps({'kind': kind, 'body': body}) + '\\n').encode())\n"
+FOREVER = "import time\nwhile True: time.sleep(0.05)\n"
+STUBBORN = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\nwhile True: time.sleep(0.05)\n"
+# A grandchild that leaves session, group and parent, and does not listen to SIGTERM.
+DAEMON = (
+    "import os, signal, sys, time\n"
+    "if os.fork() == 0:\n"
+    "    os.setsid()\n"
+    "    if os.fork(): os._exit(0)\n"
+    "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "    time.sleep(120); os._exit(0)\n"
+    "os.wait()\n"
+    "print('ready', flush=True)\n"
+)
+
+
+def stop(folder, reason="stopped_by_user", grace_seconds=0.3):
+    record.write_json(
+        folder.path / record.STOP, {"reason": reason, "grace_seconds": grace_seconds}
+    )
+
+
+def is_ready(folder):
+    return "ready" in (folder.path / "stdout.log").read_text()
+
+
+def test_a_job_that_ends_well_is_recorded_as_ok(attempts):
+    folder = attempts.run(code="print('done')")
+
+    ended = folder.exit_record()
+    assert (ended.exit_code, ended.reason, ended.by) == (0, Reason.OK, "supervisor")
+    assert ended.last_lines == ("done",)
+    assert ended.started_at_ms <= ended.ended_at_ms
+
+
+def test_the_events_begin_with_started_and_end_with_the_exit_record(attempts):
+    folder = attempts.run(code="print('done')")
+
+    events = events_of(folder)
+    assert events[0]["kind"] == "started"
+    assert events[-1]["kind"] == "exited"
+    assert events[-1]["body"] == json.loads((folder.path / "exit.json").read_text())
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+
+
+def test_what_a_job_says_is_numbered_in_its_order(attempts):
+    code = SAY + "for n in range(200): say('metric', values={'loss': n}, step=n)"
+
+    folder = attempts.run(code=code)
+
+    steps = [body["step"] for body in bodies(folder, "metric") if body["source"] == "job"]
+    assert steps == list(range(200))
+
+
+def test_what_a_job_says_with_its_last_breath_is_kept(attempts):
+    code = SAY + "say('result', measured={'perplexity': 12.5})\nos._exit(0)"
+
+    folder = attempts.run(code=code)
+
+    assert bodies(folder, "result") == [{"measured": {"perplexity": 12.5}, "notes": {}}]
+
+
+def test_a_damaged_event_is_refused_in_the_log_and_the_next_one_taken(attempts):
+    code = SAY + "say('exited')\nsay('phase', name='evaluate')"
+
+    folder = attempts.run(code=code)
+
+    said = [body["text"] for body in bodies(folder, "log") if body["stream"] == "supervisor"]
+    assert "a job sends no 'exited' events" in said[0]
+    assert bodies(folder, "phase") == [{"name": "evaluate"}]
+
+
+def test_output_becomes_log_events_of_its_stream(attempts):
+    folder = attempts.run(code="import sys; print('out'); print('err', file=sys.stderr)")
+
+    said = {(body["stream"], body["text"]) for body in bodies(folder, "log")}
+    assert said == {("stdout", "out\n"), ("stderr", "err\n")}
+    assert (folder.path / "stderr.log").read_text() == "err\n"
+
+
+def test_memory_and_processor_time_are_sampled_from_the_whole_tree(attempts):
+    code = (
+        "import subprocess, sys\n"
+        'hold = \'x = bytearray(150 * 2**20); t = __import__("time"); e = t.time() + 2.6\\n'
+        "while t.time() < e: pass'\n"
+        "subprocess.run([sys.executable, '-c', hold])"
+    )
+
+    folder = attempts.run(code=code)
+
+    points = [body["values"] for body in bodies(folder, "metric") if body["source"] == "host"]
+    assert max(point["rss_bytes"] for point in points) > 150 * 2**20
+    assert max(point["cpu_utilization"] for point in points) > 0.2
+    assert folder.exit_record().peak_rss_bytes > 150 * 2**20
+
+
+def test_a_failed_job_keeps_its_code_and_its_last_words(attempts):
+    folder = attempts.run(code="raise SystemExit('no such tokenizer')")
+
+    ended = folder.exit_record()
+    assert (ended.exit_code, ended.reason) == (1, Reason.EXIT_NONZERO)
+    assert ended.last_lines == ("no such tokenizer",)
+
+
+def test_a_job_that_kills_itself_is_told_from_one_that_fails(attempts):
+    folder = attempts.run(code="import os; os.kill(os.getpid(), 11)")
+
+    assert (folder.exit_record().signal, folder.exit_record().reason) == (11, Reason.SIGNAL)
+
+
+def test_a_program_that_does_not_exist_still_leaves_a_record(attempts):
+    folder = attempts.run(argv=["/no/such/python"])
+
+    assert folder.exit_record().reason is Reason.ENGINE_START_FAILED
+    assert folder.exit_record().last_lines == ("/no/such/python: No such file or directory",)
+
+
+def test_the_job_runs_with_the_marker_and_exactly_the_given_environment(attempts):
+    code = "import json, os; print(json.dumps(dict(os.environ)))"
+
+    folder = attempts.run(code=code, env={"PATH": "/usr/bin", "OMP_NUM_THREADS": "2"})
+
+    seen = json.loads((folder.path / "stdout.log").read_text())
+    event_fd = seen.pop("SLIPWAY_EVENT_FD")
+    seen.pop("LC_CTYPE", None)  # Python itself adds it in the C locale
+    assert seen == {"PATH": "/usr/bin", "OMP_NUM_THREADS": "2", "SLIPWAY_ATTEMPT": "a1"}
+    assert int(event_fd) > 2
+
+
+def test_the_job_gets_no_input_and_no_other_descriptor(attempts):
+    code = "import os, sys; print(repr(sys.stdin.read()), len(os.listdir('/proc/self/fd')))"
+
+    folder = attempts.run(code=code)
+
+    # stdin, stdout, stderr, the event pipe, and the listing itself
+    assert (folder.path / "stdout.log").read_text() == "'' 5\n"
+
+
+def test_the_job_goes_before_its_supervisor_when_memory_runs_out(attempts):
+    folder = attempts.run(code="print(open('/proc/self/oom_score_adj').read())")
+
+    assert int((folder.path / "stdout.log").read_text()) == 500
+
+
+def test_the_files_of_an_attempt_are_closed_to_others(attempts):
+    folder = attempts.run(code="print('secret')")
+
+    for name in ("stdout.log", "exit.json", "supervisor.json", "launch.json"):
+        assert stat.S_IMODE((folder.path / name).stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+
+
+def test_the_supervisor_says_who_it_is(attempts):
+    folder = attempts.start(code=FOREVER)
+
+    identity = record.read_json(folder.path / record.SUPERVISOR)
+    assert procfs.is_running(identity["pid"], identity["start_ticks"])
+    assert procfs.read_process(identity["child_pid"]).parent == identity["pid"]
+    assert identity["boot_id"] == procfs.boot_id()
+
+
+def test_a_second_launch_is_refused_while_the_first_lives(attempts):
+    folder = attempts.start(code=FOREVER)
+
+    assert launch.start_supervisor(folder.path) == supervisor.EXIT_ALREADY_SUPERVISED
+
+
+def test_a_launch_after_the_end_is_refused(attempts):
+    folder = attempts.run(code="print('once')")
+
+    assert launch.start_supervisor(folder.path) == supervisor.EXIT_ALREADY_ENDED
+    assert (folder.path / "stdout.log").read_text() == "once\n"
+
+
+def test_a_stop_ends_a_willing_job_at_once(attempts):
+    folder = attempts.start(code=FOREVER)
+    stop(folder, grace_seconds=30)
+
+    attempts.wait(folder, seconds=5)
+
+    assert folder.exit_record().reason is Reason.STOPPED_BY_USER
+    assert folder.exit_record().signal == 15
+
+
+def test_a_stop_kills_a_stubborn_job_after_its_grace(attempts):
+    folder = attempts.start(code=STUBBORN)
+    wait_for(lambda: is_ready(folder))
+    stop(folder)
+
+    attempts.wait(folder, seconds=5)
+
+    assert folder.exit_record().reason is Reason.STOPPED_BY_USER
+    assert folder.exit_record().signal == 9
+
+
+def test_a_stop_before_the_start_runs_nothing(attempts):
+    folder = attempts.make(code="open('ran', 'w')")
+    stop(folder)
+
+    launch.start_supervisor(folder.path)
+    attempts.wait(folder)
+
+    assert folder.exit_record().reason is Reason.STOPPED_BY_USER
+    assert not (folder.path / "ran").exists()
+    assert [event["kind"] for event in events_of(folder)] == ["exited"]
+
+
+def test_the_reason_of_a_stop_is_kept(attempts):
+    folder = attempts.start(code=FOREVER)
+    stop(folder, reason="superseded")
+    attempts.wait(folder)
+
+    assert folder.exit_record().reason is Reason.SUPERSEDED
+
+
+def test_a_job_can_save_its_work_during_the_grace(attempts):
+    code = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
+        "print('ready', flush=True)\nwhile True: time.sleep(0.05)"
+    )
+    folder = attempts.start(code=code)
+    wait_for(lambda: is_ready(folder))
+    stop(folder, grace_seconds=10)
+    attempts.wait(folder, seconds=5)
+
+    assert folder.exit_record().last_lines == ("ready", "saved")
+
+
+def test_a_job_that_takes_too_long_is_ended(attempts):
+    folder = attempts.run(code=FOREVER, max_duration_seconds=0.5)
+
+    assert folder.exit_record().reason is Reason.MAX_DURATION
+
+
+@pytest.mark.faults
+def test_daemons_of_a_stopped_job_are_killed(attempts):
+    folder = attempts.start(code=DAEMON + FOREVER)
+    wait_for(lambda: is_ready(folder))
+    assert len(procfs.marked("a1")) == 2
+    stop(folder)
+
+    attempts.wait(folder, seconds=5)
+
+    assert procfs.marked("a1") == []
+
+
+@pytest.mark.faults
+def test_daemons_of_a_finished_job_are_killed_and_its_reason_kept(attempts):
+    folder = attempts.run(code=DAEMON)
+
+    assert folder.exit_record().reason is Reason.OK
+    assert procfs.marked("a1") == []
+
+
+@pytest.mark.faults
+def test_a_loop_that_forks_during_the_stop_is_killed_whole(attempts):
+    code = (
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('ready', flush=True)\n"
+        "for _ in range(2000):\n"
+        "    if os.fork() == 0:\n"
+        "        os.setsid(); time.sleep(60); os._exit(0)\n"
+        "    time.sleep(0.01)\n"
+    )
+    folder = attempts.start(code=code)
+    wait_for(lambda: is_ready(folder))
+    stop(folder)
+
+    attempts.wait(folder)
+
+    assert procfs.marked("a1") == []
+
+
+@pytest.mark.faults
+def test_five_launches_at_once_start_one_job(attempts):
+    folder = attempts.make(code="import time; print('ran', flush=True); time.sleep(1)")
+    pids = []
+    for _ in range(5):
+        pid = os.fork()
+        if pid == 0:
+            os._exit(launch.start_supervisor(folder.path))
+        pids.append(pid)
+
+    outcomes = sorted(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids)
+    attempts.wait(folder)
+
+    assert outcomes == [0, 75, 75, 75, 75]
+    assert (folder.path / "stdout.log").read_text() == "ran\n"
+    assert len(bodies(folder, "started")) == 1
+
+
+@pytest.mark.faults
+def test_the_job_outlives_the_kill_of_its_launchers_group(attempts):
+    folder = attempts.make(code="import time; time.sleep(1.5); print('alive')")
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        launch.start_supervisor(folder.path)
+        os.killpg(0, 9)
+    os.waitpid(pid, 0)
+
+    attempts.wait(folder)
+
+    assert folder.exit_record().reason is Reason.OK
+    assert (folder.path / "stdout.log").read_text() == "alive\n"
+
+
+@pytest.mark.faults
+def test_the_job_dies_with_its_supervisor(attempts):
+    folder = attempts.start(code=FOREVER)
+    identity = record.read_json(folder.path / record.SUPERVISOR)
+
+    os.kill(identity["pid"], 9)
+
+    wait_for(
+        lambda: not procfs.is_running(identity["child_pid"], identity["child_start_ticks"]), 3
+    )
+    assert not record.is_locked(folder.lock)
+
+
+@pytest.mark.faults
+def test_a_flood_of_output_neither_fills_the_disk_nor_stops_the_job(attempts):
+    code = "import sys\nfor _ in range(1200): sys.stdout.buffer.write(b'x' * 65535 + b'\\n')\nprint('end')"
+    started = time.monotonic()
+
+    folder = attempts.run(code=code)
+
+    kept = sum(path.stat().st_size for path in folder.path.glob("stdout*.log"))
+    sent = sum(len(body["text"]) for body in bodies(folder, "log"))
+    assert kept <= 12.1 * 2**20
+    assert sent <= (time.monotonic() - started + 2) * 64 * 1024
+    assert folder.exit_record().dropped_log_bytes > 60 * 2**20
+    assert folder.exit_record().last_lines[-1] == "end"
+
+
+@pytest.mark.faults
+def test_the_end_is_recorded_on_a_full_disk(attempts, small_host_dir):
+    attempts.host_dir = small_host_dir
+    code = (
+        "import os\n"
+        "fd = os.open('filler', os.O_WRONLY | os.O_CREAT)\n"
+        "try:\n"
+        "    while True: os.write(fd, b'x' * 512)\n"
+        "except OSError as error: print(error); raise SystemExit(1)\n"
+    )
+
+    folder = attempts.run(code=code)
+
+    assert os.statvfs(folder.path).f_bavail < 20
+    assert folder.exit_record().reason is Reason.DISK_FULL
+    assert events_of(folder)[-1]["kind"] == "exited"
+
+
+def test_the_supervisor_is_small(attempts):
+    folder = attempts.start(code=FOREVER)
+    identity = record.read_json(folder.path / record.SUPERVISOR)
+
+    assert procfs.read_process(identity["pid"]).rss_bytes < 30 * 2**20
+    assert sys.executable in bodies(folder, "started")[0]["argv"]
