@@ -1,6 +1,6 @@
 """Teams, roles and who holds which: every object belongs to a team."""
 
-from typing import Self
+from typing import Self, TypeVar
 
 from django.conf import settings
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
@@ -47,7 +47,10 @@ class Membership(models.Model):
         return f"{self.user} is {self.role} of {self.team}"
 
 
-class TeamQuerySet(models.QuerySet["TeamOwned"]):
+Owned_co = TypeVar("Owned_co", bound="TeamOwned", covariant=True)
+
+
+class TeamQuerySet(models.QuerySet[Owned_co]):
     """Rows that belong to teams."""
 
     def visible_to(self, user: AbstractBaseUser | AnonymousUser) -> Self:

@@ -93,5 +93,5 @@ def check_role(held: Role, wanted: Role) -> None:
 
 def visible_or_404(model: type[Owned], user: User | AnonymousUser, **lookup: object) -> Owned:
     """Return the object if it belongs to one of the user's teams, else answer 404."""
-    rows = cast("TeamQuerySet", model.objects)
-    return cast("Owned", get_object_or_404(rows.visible_to(user), **lookup))
+    rows = cast("TeamQuerySet[Owned]", model.objects)
+    return get_object_or_404(rows.visible_to(user), **lookup)

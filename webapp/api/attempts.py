@@ -1,5 +1,7 @@
 """What hosts call about an attempt: claim it, report its events, hand over its artefacts."""
 
+from typing import Annotated
+
 from django.http import HttpRequest
 from ninja import Query, Router
 
@@ -50,7 +52,7 @@ def artefact_part(
     attempt_id: str,
     name: str,
     path: str,
-    offset: int = Query(ge=0),
+    offset: Annotated[int, Query(ge=0)],
 ) -> UploadState:
     """Take one part of a file; a part that does not start where the file ends is not taken."""
     file = uploads.find(host=calling_host(request), attempt_id=attempt_id, name=name, path=path)

@@ -1,5 +1,7 @@
 """Is the web process alive, and can it work? Open to everyone, and saying little."""
 
+from http import HTTPStatus
+
 import redis
 from django.contrib.auth.decorators import login_not_required
 from django.db import DatabaseError, connection
@@ -18,10 +20,9 @@ def healthz(_request: HttpRequest) -> JsonResponse:
 def readyz(_request: HttpRequest) -> JsonResponse:
     """Answer 200 when the database works; a missing broker is told but stops only launches."""
     checks = {"database": _database(), "broker": _broker()}
-    status = 200 if checks["database"] else 503
-    return JsonResponse(
-        {"status": "ok" if status == 200 else "not ready", **checks}, status=status
-    )
+    is_ready = checks["database"]
+    status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
+    return JsonResponse({"status": "ok" if is_ready else "not ready", **checks}, status=status)
 
 
 def _database() -> bool:

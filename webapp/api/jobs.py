@@ -1,11 +1,13 @@
 """What pages and scripts call about jobs: series, events, tickets for the live stream."""
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
+import numpy as np
 from django.http import HttpRequest
 from ninja import Query, Router, Schema
 from ninja.security import django_auth
+from numpy.typing import NDArray
 
 from webapp.accounts.roles import visible_or_404
 from webapp.api.problems import REFUSALS
@@ -60,13 +62,13 @@ class Ticket(Schema):
 
 
 @router.get("/jobs/{job_id}/series", response={200: JobSeries, **REFUSALS})
-def series(  # noqa: PLR0913 (the query's parameters)
+def series(
     request: HttpRequest,
     job_id: str,
     metrics: str,
     since: int = 0,
     until: int = FOREVER_MS,
-    points: int = Query(600, ge=10, le=5000),
+    points: Annotated[int, Query(ge=10, le=5000)] = 600,
 ) -> JobSeries:
     """Return comma-separated ``metrics`` between two instants in ms, down-sampled."""
     job = visible_or_404(Job, request.user, pk=job_id, deleted_at=None)
@@ -108,5 +110,5 @@ def _reply(item: Series) -> SeriesReply:
     )
 
 
-def _nullable(column: Any) -> list[float | None]:
+def _nullable(column: NDArray[np.float64]) -> list[float | None]:
     return [value if math.isfinite(value) else None for value in column.tolist()]

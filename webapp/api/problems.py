@@ -28,7 +28,7 @@ class ProblemDocument(Schema):
     code: str
 
 
-REFUSALS = {code: ProblemDocument for code in (400, 401, 403, 404, 409, 413, 422, 429)}
+REFUSALS = dict.fromkeys((400, 401, 403, 404, 409, 413, 422, 429), ProblemDocument)
 
 
 def problem_response(problem: Problem) -> JsonResponse:

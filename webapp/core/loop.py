@@ -34,7 +34,7 @@ def run_loop(name: str, step: Callable[[], object], every_seconds: float, stop: 
             if last_failure:
                 log.info("works again", loop=name)
             last_failure = ""
-        except Exception as error:  # noqa: BLE001 (a loop outlives whatever one round meets)
+        except Exception as error:  # a loop outlives whatever one round meets
             rest = max(FAILURE_REST_SECONDS, every_seconds)
             if repr(error) != last_failure:
                 log.warning("round failed", loop=name, exc_info=True)

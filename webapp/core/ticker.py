@@ -59,7 +59,7 @@ class Ticker:
         duty.due_at = self._clock() + duty.period_seconds
         try:
             duty.work()
-        except Exception:  # noqa: BLE001 (one duty's trouble is not the others')
+        except Exception:  # one duty's trouble is not the others'
             log.warning("duty failed", duty=duty.name, exc_info=True)
             return False
         return True

@@ -7,11 +7,11 @@ and the acknowledgements are written anew from the database.
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import redis
 import structlog
 from pydantic import ValidationError
+from redis.typing import EncodableT, FieldT, KeyT, StreamIdT
 
 from runners.messages import EventBatch
 from runners.stream import CONSUMER_GROUP, ack_key, decode, events_key
@@ -85,14 +85,14 @@ class StreamConsumer:
 
     def _publish_acks(self, host_id: str) -> None:
         open_attempts = Attempt.objects.filter(host=host_id, acked_seq__gt=0).order_by("-pk")
-        acks = dict(open_attempts.values_list("pk", "acked_seq")[:1000])
+        acks: dict[FieldT, EncodableT] = dict(open_attempts.values_list("pk", "acked_seq")[:1000])
         if acks:
             self._redis.hset(ack_key(host_id), mapping=acks)
 
     def _take(self, start: str, block_ms: int | None) -> int:
-        streams = {events_key(host_id): start for host_id in self._hosts}
+        streams: dict[KeyT, StreamIdT] = {events_key(host_id): start for host_id in self._hosts}
         try:
-            reply: Any = self._redis.xreadgroup(
+            reply = self._redis.xreadgroup(
                 CONSUMER_GROUP, CONSUMER, streams, count=COUNT, block=block_ms
             )
         except redis.ResponseError as error:
@@ -135,17 +135,11 @@ def _read(fields: Fields | None, host: Host) -> EventBatch | None:
         return None
 
 
-def _pairs(reply: Any) -> list[tuple[bytes, list[tuple[bytes, Fields | None]]]]:
-    """Return stream and entries of a reply, which is a list or, in RESP3, a mapping."""
+def _pairs(reply: object) -> list[tuple[bytes, list[tuple[bytes, Fields | None]]]]:
+    """Return stream and entries of a reply, which RESP3 gives as a mapping of nested lists."""
     if isinstance(reply, dict):
-        return [
-            (key, entries[0] if _is_nested(entries) else entries) for key, entries in reply.items()
-        ]
-    return list(reply or [])
-
-
-def _is_nested(entries: Any) -> bool:
-    return bool(entries) and isinstance(entries[0], list)
+        return [(key, [entry for part in parts for entry in part]) for key, parts in reply.items()]
+    return list(reply) if isinstance(reply, list) else []
 
 
 def _host_id(key: bytes | str) -> str:

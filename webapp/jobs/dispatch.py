@@ -1,5 +1,7 @@
-"""Ring hosts: the outbox of commands becomes signed Celery messages, until the host shows
-that it heard. A doorbell only saves time; beats carry the same news.
+"""Ring hosts: the outbox of commands becomes signed Celery messages.
+
+A command is rung until the host shows that it heard. A doorbell only saves time: beats
+carry the same news.
 """
 
 import time

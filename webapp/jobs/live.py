@@ -1,12 +1,11 @@
 """Tell open pages about events that were just stored."""
 
+import math
 from typing import Any
 
 from runners.messages import RunEvent
 from webapp.jobs.models import Attempt
 from webapp.live.publish import jobs_topic, publish
-
-MAX_POINTS = 50
 
 
 def announce(attempt: Attempt, events: list[RunEvent]) -> None:
@@ -17,7 +16,7 @@ def announce(attempt: Attempt, events: list[RunEvent]) -> None:
     for event in events:
         by_kind.setdefault(event.kind, []).append(event)
     if points := by_kind.get("metric"):
-        data = [{"t_ms": event.t_ms, **event.body} for event in points[-MAX_POINTS:]]
+        data = [{"t_ms": event.t_ms, **_drawable(event.body)} for event in points]
         publish(topic, "job.metric", {**common, "points": data})
     if lines := by_kind.get("log"):
         data = [{"seq": event.seq, "t_ms": event.t_ms, **event.body} for event in lines]
@@ -41,3 +40,9 @@ def _announce_progress(
         data["phase"] = phases[-1].body.get("name")
     publish(f"job:{attempt.job_id}", "job.progress", data)
     publish(jobs_topic(attempt.job.team_id), "job.progress", data)
+
+
+def _drawable(point: dict[str, Any]) -> dict[str, Any]:
+    """Return a point without values that JSON cannot carry, such as a diverged loss."""
+    values = {name: value for name, value in point["values"].items() if math.isfinite(value)}
+    return {**point, "values": values}

@@ -24,7 +24,7 @@ from webapp.plans.models import Plan
 NAME_LENGTH = 120
 
 
-def job_create(
+def job_create(  # noqa: PLR0913 (keyword-only: each is a column that the caller decides)
     *,
     team: Team,
     owner: User,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 import structlog
+from redis.typing import EncodableT, FieldT
 
 from webapp.core.broker import Breaker, connection
 
@@ -27,7 +28,11 @@ def publish(topic: str, event: str, data: Mapping[str, Any]) -> bool:
     """Send one event to whoever follows ``topic``; return whether Redis took it."""
     if _breaker.is_open():
         return False
-    entry = {"t": topic, "e": event, "d": json.dumps(data, separators=(",", ":"))}
+    entry: dict[FieldT, EncodableT] = {
+        "t": topic,
+        "e": event,
+        "d": json.dumps(data, separators=(",", ":")),
+    }
     try:
         connection().xadd(STREAM, entry, maxlen=MAX_ENTRIES, approximate=True)
     except (redis.RedisError, OSError) as error:

@@ -107,7 +107,8 @@ def _integers(zigzag: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 def _xor(bits: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
     before = np.concatenate([np.zeros(1, bits.dtype), bits[:-1]])
-    return bits ^ before
+    mixed: NDArray[np.unsignedinteger] = np.bitwise_xor(bits, before)
+    return mixed
 
 
 def _pack(kind: int, words: NDArray[np.unsignedinteger]) -> bytes:

@@ -145,7 +145,8 @@ def _clip(series: RawSeries, span: Range) -> RawSeries:
 
 def _clip_band(band: Band, span: Range) -> Band:
     inside = (band.t_ms >= span.since_ms) & (band.t_ms <= span.until_ms)
-    return Band(*(column[inside] for column in band))
+    t_ms, low, high, mean, count = band
+    return Band(t_ms[inside], low[inside], high[inside], mean[inside], count[inside])
 
 
 def _as_band(series: RawSeries) -> Band:
@@ -165,8 +166,8 @@ def _reduce(band: Band, points: int) -> Band:
     if rows <= points:
         return band
     first = np.linspace(0, rows, points, endpoint=False).astype(np.int64)
-    count = np.add.reduceat(band.count, first)
-    mean = np.add.reduceat(band.mean * band.count, first) / count
+    count = np.add.reduceat(band.points, first)
+    mean = np.add.reduceat(band.mean * band.points, first) / count
     return Band(
         band.t_ms[first],
         np.minimum.reduceat(band.low, first),

@@ -22,7 +22,7 @@ class Band(NamedTuple):
     low: NDArray[np.float64]
     high: NDArray[np.float64]
     mean: NDArray[np.float64]
-    count: NDArray[np.int64]
+    points: NDArray[np.int64]  # how many lie in each bucket
 
 
 def bucket(series: RawSeries, step_ms: int) -> Band:
@@ -41,7 +41,7 @@ def bucket(series: RawSeries, step_ms: int) -> Band:
 
 def decode_band(chunk: MetricChunk) -> Band:
     """Return the buckets of a roll-up chunk."""
-    t_ms, low, high, mean, count = codec.decode(chunk.body)
+    t_ms, low, high, mean, count = codec.decode(bytes(chunk.body))
     return Band(
         t_ms.astype(np.int64),
         low.astype(np.float64),
@@ -95,7 +95,7 @@ def _by_metric(chunks: list[MetricChunk]) -> list[tuple[str, RawSeries]]:
 
 def merge(chunks: list[MetricChunk]) -> RawSeries:
     """Return the points of raw chunks of one metric, each point once, in order of number."""
-    columns = [codec.decode(chunk.body) for chunk in chunks]
+    columns = [codec.decode(bytes(chunk.body)) for chunk in chunks]
     seq, t_ms, value = (np.concatenate(parts) for parts in zip(*columns, strict=True))
     numbers, first = np.unique(seq.astype(np.int64), return_index=True)
     return RawSeries(numbers, t_ms[first].astype(np.int64), value[first].astype(np.float64))
@@ -122,7 +122,7 @@ def _row(source: MetricSource, metric: str, window: int, step_ms: int, band: Ban
         step_ms=step_ms,
         t0_ms=window,
         t1_ms=int(band.t_ms[-1]) + step_ms,
-        n=int(band.count.sum()),
+        n=int(band.points.sum()),
         body=codec.encode(band),
     )
 
