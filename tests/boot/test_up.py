@@ -135,14 +135,14 @@ def test_a_site_answers_when_its_health_page_does(tmp_path):
     server = http.server.HTTPServer(("127.0.0.1", 0), Answer)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        assert up.Site("127.0.0.1", server.server_port, tmp_path)._answers()
+        assert up.Site("127.0.0.1", server.server_port, tmp_path).health() == 200
     finally:
         server.shutdown()
         server.server_close()
 
 
 def test_a_site_does_not_answer_where_nobody_listens(tmp_path):
-    assert not up.Site("127.0.0.1", 9, tmp_path)._answers()
+    assert up.Site("127.0.0.1", 9, tmp_path).health() is None
 
 
 def test_a_failed_step_names_the_command_and_its_log(tmp_path):

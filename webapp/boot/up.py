@@ -136,20 +136,25 @@ class Site:
         with say.step("Starting the web process"):
             self._start(web)
             deadline = time.monotonic() + ANSWER_WAIT_S
-            while not self._answers():
+            while (status := self.health()) != http.client.OK:
+                if status == http.client.INTERNAL_SERVER_ERROR:
+                    raise say.Problem(
+                        "The web process answers with an error.", self.crew.tail(web)
+                    )
                 if web.process is None or web.process.poll() is not None:
                     raise say.Problem("The web process did not start.", self.crew.tail(web))
                 if time.monotonic() > deadline:
                     raise say.Problem("The web process does not answer.", self.crew.tail(web))
                 time.sleep(0.05)
 
-    def _answers(self) -> bool:
+    def health(self) -> int | None:
+        """Return the status with which the site's health page answers; None without an answer."""
         connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=5)
         try:
             connection.request("GET", "/healthz")
-            return connection.getresponse().status == http.client.OK
+            return connection.getresponse().status
         except (OSError, http.client.HTTPException):
-            return False
+            return None
         finally:
             connection.close()
 
