@@ -32,7 +32,6 @@ CHECKS = (
     Check("mypy --strict", ("mypy",)),
     Check("import contracts", ("lint-imports",)),
     Check("djlint", ("djlint", "templates", "--lint", "--quiet")),
-    Check("djlint format", ("djlint", "templates", "--check", "--quiet")),
     Check("migrations", ("python", "manage.py", "makemigrations", "--check", "--dry-run")),
 )
 WHOLE_SUITE = ("-n", "2", "--dist", "loadgroup", "-q")
