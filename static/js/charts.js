@@ -101,7 +101,7 @@
         }
       }
       if (meta.from_zero) {
-        const top = Math.max(...this.figure.data.flatMap((trace) => trace.y));
+        const top = Math.max(...this.figure.data.flatMap((trace) => trace.y)); // null counts as 0
         if (top > 0) yaxis.range = [0, top * 1.08];
       }
     }
@@ -149,6 +149,14 @@
     }
   };
 
+  /* Take the figures of a freshly fetched page: the finished job's axes and points. */
+  const adopt = (fresh) => charts.forEach((chart, element) => {
+    const script = fresh.querySelector(`[data-chart="${element.dataset.chart}"] script[type="application/json"]`);
+    if (!script) return;
+    chart.figure = JSON.parse(script.textContent);
+    chart.isDirty = true;
+  });
+
   const each = (source, metric, act) => charts.forEach((chart) => {
     const { meta } = chart.measured;
     if (meta.source === source && meta.metric === metric) act(chart);
@@ -163,6 +171,7 @@
       const { x } = chart.measured;
       return x.length ? chart.figure.layout.meta.start_ms + x[x.length - 1] : 0;
     })),
+    adopt,
     has: () => charts.size > 0,
   };
 

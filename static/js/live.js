@@ -34,7 +34,8 @@
     };
     for (const element of document.querySelectorAll("[data-stamp]")) {
       element.textContent = words[state.status];
-      element.dataset.state = state.status;
+      element.classList.toggle("live", state.status === "live");
+      element.classList.toggle("stale", state.status !== "live");
       element.hidden = state.status === "closed";
     }
   };
@@ -76,12 +77,11 @@
     };
   };
 
-  /* A ticket lives at most an hour: the page's own address gives a fresh one. */
+  /* A ticket lives at most an hour; whoever is still signed in gets a fresh one. */
   const renewTicket = async () => {
-    const page = await fetch(location.href, { credentials: "same-origin" });
-    if (page.redirected && new URL(page.url).pathname !== location.pathname) { location.assign(page.url); return; }
-    const fresh = new DOMParser().parseFromString(await page.text(), "text/html").querySelector("[data-live-ticket]");
-    if (fresh) holder.dataset.liveTicket = fresh.dataset.liveTicket;
+    const answer = await fetch(`/api/v1/tickets?${new URLSearchParams({ topics: holder.dataset.liveTopics })}`);
+    if (answer.status === 401 || answer.status === 403) location.reload(); // signed out: the log-in page says so
+    else if (answer.ok) holder.dataset.liveTicket = (await answer.json()).ticket;
   };
 
   const connect = async () => {
@@ -91,7 +91,7 @@
     state.stop = control;
     let watch = 0;
     try {
-      const query = new URLSearchParams({ ticket: holder.dataset.liveTicket, topics: holder.dataset.liveTopics });
+      const query = new URLSearchParams({ ticket: holder.dataset.liveTicket });
       const headers = { Accept: "text/event-stream" };
       if (state.lastId) headers["Last-Event-ID"] = state.lastId;
       const answer = await fetch(`/live/?${query}`, { headers, signal: control.signal, cache: "no-store" });

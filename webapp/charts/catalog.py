@@ -29,7 +29,6 @@ class ChartSpec:
     scale: float = 1.0
     predicted: str = ""
     from_zero: bool = True
-    smooth: bool = False
 
 
 LOSS = ChartSpec(
@@ -38,7 +37,7 @@ LOSS = ChartSpec(
 TOKENS = ChartSpec(
     "tokens_per_second",
     "Tokens per second",
-    "tokens/s",
+    "tokens_per_second",
     "tokens/s",
     "tokens_per_second",
     predicted="tokens_per_second",
@@ -46,7 +45,7 @@ TOKENS = ChartSpec(
 PREFILL = ChartSpec(
     "prefill_tokens_per_second",
     "Prefill speed",
-    "tokens/s",
+    "tokens_per_second",
     "prompt tokens/s",
     "prefill_tokens_per_second",
     predicted="prefill_tokens_per_second",
@@ -54,7 +53,7 @@ PREFILL = ChartSpec(
 DECODE = ChartSpec(
     "decode_tokens_per_second",
     "Decode speed",
-    "tokens/s",
+    "tokens_per_second",
     "output tokens/s",
     "decode_tokens_per_second",
     predicted="decode_tokens_per_second",
@@ -76,6 +75,11 @@ BY_KIND: dict[str, tuple[ChartSpec, ...]] = {
     "benchmark": (PREFILL, DECODE, MEMORY, PROCESSOR),
     "quantize": (MEMORY, PROCESSOR),
 }
+_UNITS_BY_SUFFIX = (
+    ("_seconds", "seconds", "s", 1.0),
+    ("_bytes", "bytes", "GiB", 2.0**-30),
+    ("_utilization", "ratio", "%", 100.0),
+)
 OPTIONAL = (LOSS, TOKENS, PREFILL, DECODE)
 
 
@@ -93,9 +97,28 @@ def _gpu_charts(metrics: Iterable[str]) -> list[ChartSpec]:
     return charts
 
 
-def charts_for(kind: str, metrics: Iterable[str] = ()) -> list[ChartSpec]:
-    """Return the charts of a job kind, with those that its reported metrics add."""
+def charts_for(
+    kind: str, metrics: Iterable[str] = (), *, is_complete: bool = False
+) -> list[ChartSpec]:
+    """Return the charts of a job kind, with those that its reported metrics add.
+
+    ``is_complete`` adds a plain chart for every metric that no other one draws.
+    """
     seen = set(metrics)
     charts = list(BY_KIND.get(kind, (MEMORY, PROCESSOR)))
-    extra = [chart for chart in OPTIONAL if chart.metric in seen and chart not in charts]
-    return extra + charts + _gpu_charts(seen)
+    charts = [each for each in OPTIONAL if each.metric in seen and each not in charts] + charts
+    charts += _gpu_charts(seen)
+    if is_complete:
+        drawn = {chart.metric for chart in charts}
+        charts += [_plain(metric) for metric in sorted(seen - drawn)]
+    return charts
+
+
+def _plain(metric: str) -> ChartSpec:
+    """Return a chart for a metric that the catalog does not know by name."""
+    for suffix, unit, axis, scale in _UNITS_BY_SUFFIX:
+        if metric.endswith(suffix):
+            title = metric.removesuffix(suffix).replace("_", " ").capitalize()
+            return ChartSpec(metric, title, unit, axis, metric, scale=scale)
+    title = metric.replace("_", " ").capitalize()
+    return ChartSpec(metric, title, "", "", metric, from_zero=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from webapp.charts.catalog import ChartSpec
-from webapp.charts.quantities import quantity
+from webapp.core.display import quantity
 
 Figure = dict[str, Any]
 MAX_POINTS = 500
@@ -20,11 +20,19 @@ CLOCK = [
 
 @dataclass(frozen=True)
 class Series:
-    """The measured values of one metric: instants in ms since the epoch, values in base units."""
+    """The measured values of one metric: instants in ms since the epoch, values in base units.
+
+    None stands where nothing was measured: the line breaks there instead of bridging the gap.
+    """
 
     metric: str
     t_ms: tuple[int, ...] = ()
-    values: tuple[float, ...] = ()
+    values: tuple[float | None, ...] = ()
+
+    @property
+    def known(self) -> tuple[float, ...]:
+        """Return the values without the gaps."""
+        return tuple(value for value in self.values if value is not None)
 
 
 @dataclass(frozen=True)
@@ -71,25 +79,6 @@ def template() -> Figure:
     }
 
 
-def thin(series: Series, limit: int = MAX_POINTS) -> Series:
-    """Return at most ``limit`` points; of each stretch that is dropped its extremes stay."""
-    n = len(series.t_ms)
-    if n <= limit:
-        return series
-    buckets = limit // 2
-    keep: set[int] = {0, n - 1}
-    for bucket in range(buckets):
-        stretch = range(bucket * n // buckets, (bucket + 1) * n // buckets)
-        keep.add(min(stretch, key=series.values.__getitem__))
-        keep.add(max(stretch, key=series.values.__getitem__))
-    chosen = sorted(keep)[:limit]
-    return Series(
-        series.metric,
-        tuple(series.t_ms[i] for i in chosen),
-        tuple(series.values[i] for i in chosen),
-    )
-
-
 def _measured(chart: ChartSpec, series: Series, start_ms: int) -> Figure:
     """Return the solid line of what was measured."""
     return {
@@ -97,7 +86,7 @@ def _measured(chart: ChartSpec, series: Series, start_ms: int) -> Figure:
         "mode": "lines",
         "name": "measured",
         "x": [t - start_ms for t in series.t_ms],
-        "y": [value * chart.scale for value in series.values],
+        "y": [None if value is None else value * chart.scale for value in series.values],
         "line": {"color": "var(--measured)", "width": 1.75},
         "hovertemplate": f"%{{y:,.4~r}} {chart.axis}<extra>measured</extra>",
         "meta": {"source": chart.source, "metric": chart.metric, "scale": chart.scale},
@@ -147,15 +136,14 @@ def figure(
 
     ``end_ms`` is where the time axis ends: the end of the job, or when it is expected.
     """
-    thinned = thin(series)
-    last = max((t - start_ms for t in thinned.t_ms), default=0)
+    last = max((t - start_ms for t in series.t_ms), default=0)
     length = max(end_ms - start_ms, last, 1000)
     data = [] if prediction is None else _predicted(chart, prediction, length)
-    data.append(_measured(chart, thinned, start_ms))
+    data.append(_measured(chart, series, start_ms))
     layout = template()
     layout["xaxis"]["range"] = [0, length]
     if chart.from_zero:
-        tops = [y for trace in data for y in trace["y"]]
+        tops = [y for trace in data for y in trace["y"] if y is not None]
         layout["yaxis"]["range"] = [0, max(tops, default=1.0) * 1.08 or 1.0]
     layout["uirevision"] = chart.key
     layout["meta"] = {"start_ms": start_ms, "from_zero": chart.from_zero}
@@ -164,41 +152,36 @@ def figure(
 
 def verdict(chart: ChartSpec, series: Series, prediction: Prediction | None) -> str:
     """Return the chart in one sentence, for those who cannot see it and those in a hurry."""
-    if not series.values:
-        if prediction is None:
-            return "No points yet."
-        return f"No points yet; predicted {quantity(prediction.value, chart.unit)}."
-    now = f"{quantity(series.values[-1], chart.unit)} at the last point"
+    values = series.known
+    if not values:
+        said = "" if prediction is None else f" Predicted {_say(prediction.value, chart)}."
+        return f"No points yet.{said}"
     if prediction is None or prediction.value <= 0:
-        low, high = (quantity(f(series.values), chart.unit) for f in (min, max))
-        return f"{now}, between {low} and {high} so far."
-    compared = max(series.values) if chart.metric == "rss_bytes" else _middle(series.values)
-    word = "Peak" if chart.metric == "rss_bytes" else "Median"
+        span = f"between {_say(min(values), chart)} and {_say(max(values), chart)} so far"
+        return f"{_say(values[-1], chart)} at the last point, {span}."
+    is_peak = chart.unit == "bytes"
+    value = max(values) if is_peak else sorted(values)[len(values) // 2]
     return (
-        f"{word} {quantity(compared, chart.unit)}, {_beside(compared / prediction.value)} the "
-        f"predicted {quantity(prediction.value, chart.unit)}{_place(compared, prediction)}."
+        f"{'Peak' if is_peak else 'Median'} {_say(value, chart)}, "
+        f"{_beside(value / prediction.value)} the predicted {_say(prediction.value, chart)}"
+        f"{_place(value, prediction)}."
     )
+
+
+def _say(value: float, chart: ChartSpec) -> str:
+    return str(quantity(value, chart.unit))
 
 
 def _beside(ratio: float) -> str:
     """Return how far a measured figure lies from a predicted one, in whole percent."""
     percent = round(abs(ratio - 1) * 100)
-    if percent == 0:
-        return "equal to"
-    return f"{percent} % {'above' if ratio > 1 else 'below'}"
-
-
-def _middle(values: tuple[float, ...]) -> float:
-    """Return the median."""
-    return sorted(values)[len(values) // 2]
+    return f"{percent} % {'above' if ratio > 1 else 'below'}" if percent else "equal to"
 
 
 def _place(value: float, prediction: Prediction) -> str:
     """Say on which side of the 80 % interval a value lies."""
     if prediction.low is None or prediction.high is None:
         return ""
-    if value < prediction.low:
-        return ", below the 80 % interval"
-    if value > prediction.high:
-        return ", above the 80 % interval"
-    return ", inside the 80 % interval"
+    if prediction.low <= value <= prediction.high:
+        return ", inside the 80 % interval"
+    return f", {'below' if value < prediction.low else 'above'} the 80 % interval"

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from webapp.charts.figures import Figure
-from webapp.charts.quantities import HOUR, MINUTE, short
+from webapp.core.units import number
 
 WIDTH, HEIGHT = 462, 158
 LEFT, RIGHT, TOP, BOTTOM = 40, 10, 8, 26
@@ -28,12 +28,13 @@ class Frame(NamedTuple):
         return HEIGHT - BOTTOM - inner * (value - self.y0) / ((self.y1 - self.y0) or 1)
 
     def path(self, trace: dict[str, Any]) -> str:
-        """Return a trace as the ``d`` of a path."""
-        points = zip(trace["x"], trace["y"], strict=True)
-        return " ".join(
-            f"{'L' if i else 'M'}{self.x(x):.1f} {self.y(y):.1f}"
-            for i, (x, y) in enumerate(points)
-        )
+        """Return a trace as the ``d`` of a path; a missing value lifts the pen."""
+        parts, pen = [], "M"
+        for x, y in zip(trace["x"], trace["y"], strict=True):
+            if y is not None:
+                parts.append(f"{pen}{self.x(x):.1f} {self.y(y):.1f}")
+            pen = "M" if y is None else "L"
+        return " ".join(parts)
 
 
 def frame(figure: Figure) -> Frame:
@@ -41,17 +42,17 @@ def frame(figure: Figure) -> Frame:
     x0, x1 = figure["layout"]["xaxis"]["range"]
     if given := figure["layout"]["yaxis"].get("range"):
         return Frame(x0, x1, given[0], given[1])
-    values = [y for trace in figure["data"] for y in trace["y"]] or [0.0, 1.0]
+    values = [y for trace in figure["data"] for y in trace["y"] if y is not None]
+    values = values or [0.0, 1.0]
     pad = (max(values) - min(values)) * 0.06 or 0.5
     return Frame(x0, x1, min(values) - pad, max(values) + pad)
 
 
 def clock(ms: float) -> str:
     """Return a time since the start as ``1:05``."""
-    seconds = int(ms // 1000)
-    if seconds >= HOUR:
-        return f"{seconds // HOUR}:{seconds % HOUR // MINUTE:02d} h"
-    return f"{seconds // MINUTE}:{seconds % MINUTE:02d}"
+    minutes, seconds = divmod(int(ms // 1000), 60)
+    hours, minutes_left = divmod(minutes, 60)
+    return f"{hours}:{minutes_left:02d} h" if hours else f"{minutes}:{seconds:02d}"
 
 
 def drawing(figure: Figure) -> dict[str, Any]:
@@ -72,7 +73,7 @@ def drawing(figure: Figure) -> dict[str, Any]:
         "label_y": HEIGHT - 6,
         "paths": paths,
         "levels": [
-            {"y": f"{box.y(v):.1f}", "text_y": f"{box.y(v) + 3.5:.1f}", "text": short(v)}
+            {"y": f"{box.y(v):.1f}", "text_y": f"{box.y(v) + 3.5:.1f}", "text": number(v)}
             for v in levels
         ],
         "times": [

@@ -1,5 +1,18 @@
-"""Addresses of this app."""
+"""Addresses of the host pages; actions are POST."""
 
-from django.urls import URLPattern, URLResolver
+from django.urls import URLPattern, URLResolver, path
 
-urlpatterns: list[URLPattern | URLResolver] = []
+from webapp.hosts import adding, views
+
+HOST = "hosts/<slug:slug>/"
+
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("hosts/", views.host_list, name="host-list"),
+    path("hosts/add/", adding.host_add, name="host-add"),
+    path("hosts/add/<slug:token_id>/", adding.host_check, name="host-check"),
+    path("hosts/add/<slug:token_id>/revoke/", adding.token_revoke_view, name="token-revoke"),
+    path(HOST, views.host_detail, name="host-detail"),
+    path(f"{HOST}drain/", views.host_drain, name="host-drain"),
+    path(f"{HOST}undrain/", views.host_undrain, name="host-undrain"),
+    path(f"{HOST}revoke/", views.host_revoke, name="host-revoke"),
+]

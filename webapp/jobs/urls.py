@@ -1,5 +1,21 @@
-"""Addresses of this app."""
+"""Addresses of the job pages: tabs are paths, actions are POST."""
 
-from django.urls import URLPattern, URLResolver
+from django.urls import URLPattern, URLResolver, path
 
-urlpatterns: list[URLPattern | URLResolver] = []
+from webapp.jobs import actions, downloads, listing, views
+
+JOB = "jobs/<slug:job_id>/"
+
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("jobs/", listing.job_list, name="job-list"),
+    path(JOB, views.job_detail, name="job-detail"),
+    path(f"{JOB}metrics/", views.job_metrics, name="job-metrics"),
+    path(f"{JOB}logs/", views.job_logs, name="job-logs"),
+    path(f"{JOB}events/", views.job_events, name="job-events"),
+    path(f"{JOB}config/", views.job_config, name="job-config"),
+    path(f"{JOB}artefacts/", views.job_artefacts, name="job-artefacts"),
+    path(f"{JOB}artefacts/<str:name>/download/", downloads.job_download, name="job-download"),
+    path(f"{JOB}stop/", actions.job_stop_view, name="job-stop"),
+    path(f"{JOB}clone/", actions.job_clone_view, name="job-clone"),
+    path(f"{JOB}delete/", actions.job_delete_view, name="job-delete"),
+]

@@ -1,0 +1,154 @@
+/* The job page and the job list while they are open: points into charts, lines into the log, and
+   the regions that the server draws. What a frame only announces is fetched at the page's own
+   address, so that one template says how it looks. */
+(() => {
+  "use strict";
+  const REGION_MS = 1500;
+  const FINAL = new Set(["succeeded", "failed", "error", "stopped", "expired"]);
+  const { charts, live } = window.slipway;
+  const job = document.querySelector("[data-job]");
+  let pending = 0;
+  let fetchedAt = 0;
+  let isFinal = job ? FINAL.has(job.dataset.state) : false;
+
+  /* Regions: each [data-region] takes the children of its namesake, if they differ. */
+  const swap = (fresh) => {
+    for (const region of document.querySelectorAll("[data-region]")) {
+      const other = fresh.querySelector(`[data-region="${region.dataset.region}"]`);
+      if (!other || other.innerHTML === region.innerHTML) continue;
+      if (region.contains(document.activeElement) && document.activeElement !== document.body) {
+        const name = document.activeElement.id;
+        region.replaceChildren(...document.importNode(other, true).childNodes);
+        if (name) document.getElementById(name)?.focus();
+      } else {
+        region.replaceChildren(...document.importNode(other, true).childNodes);
+      }
+      if (window.htmx) window.htmx.process(region);
+    }
+    const title = fresh.querySelector("[data-title]");
+    if (title) document.title = title.dataset.title;
+  };
+
+  const load = async (isWhole) => {
+    const headers = isWhole ? {} : { "HX-Request": "true" };
+    const answer = await fetch(location.href, { headers, cache: "no-store" });
+    if (!answer.ok) return null;
+    return new DOMParser().parseFromString(await answer.text(), "text/html");
+  };
+
+  const refresh = async () => {
+    pending = 0;
+    fetchedAt = Date.now();
+    try {
+      const fresh = await load(false);
+      if (fresh) { swap(fresh); live.heard(); }
+    } catch { /* the next frame or poll tries again */ }
+  };
+
+  const refreshSoon = (isUrgent) => {
+    if (isUrgent && pending) { clearTimeout(pending); pending = 0; }
+    if (pending) return;
+    const wait = isUrgent ? 100 : Math.max(100, REGION_MS - (Date.now() - fetchedAt));
+    pending = setTimeout(refresh, wait);
+  };
+
+  document.addEventListener("live:resync", () => refreshSoon(true));
+  document.addEventListener("live:poll", () => refreshSoon(true));
+
+  /* The list needs no more than that. */
+  if (!job) {
+    document.addEventListener("live:frame", ({ detail }) => refreshSoon(detail.event === "job.state"));
+    return;
+  }
+
+  /* Points and lines that a frame brings are drawn at once; after a gap the store is asked. */
+  const log = document.querySelector("[data-log]");
+  let lastSeq = Number(log?.dataset.lastSeq || 0);
+
+  const append = (points) => {
+    const columns = new Map();
+    for (const { t_ms: t, source, values } of points) {
+      for (const [name, value] of Object.entries(values)) {
+        const key = `${source} ${name}`;
+        if (!columns.has(key)) columns.set(key, []);
+        columns.get(key).push([t, value]);
+      }
+    }
+    for (const [key, column] of columns) {
+      const [source, name] = key.split(" ");
+      charts?.append(source, name, column);
+    }
+  };
+
+  const write = (lines) => {
+    if (!log) return;
+    const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+    for (const { seq, t_ms: t, stream, text } of lines) {
+      if (seq <= lastSeq) continue;
+      lastSeq = seq;
+      for (const line of text.replace(/\n$/, "").split("\n")) {
+        const row = document.createElement("div");
+        const time = document.createElement("span");
+        time.className = "t";
+        time.textContent = `${new Date(t).toLocaleTimeString("en-GB", { timeZone: log.dataset.zone || undefined })}  `;
+        row.append(time, line.slice(line.lastIndexOf("\r") + 1));
+        row.className = `line ${stream}`;
+        log.append(row);
+      }
+    }
+    while (log.childElementCount > 2000) log.firstElementChild.remove();
+    document.querySelector("[data-log-empty]")?.remove();
+    if (isAtEnd) log.scrollTop = log.scrollHeight;
+  };
+
+  const catchUp = async () => {
+    try {
+      if (charts?.has()) {
+        const query = new URLSearchParams({ metrics: job.dataset.metrics, since: charts.lastInstant() + 1, points: 500 });
+        const answer = await fetch(`${job.dataset.seriesUrl}?${query}`);
+        if (answer.ok) {
+          for (const { source, metric, t_ms: times, value } of (await answer.json()).series) {
+            charts.append(source, metric, times.map((t, i) => [t, value[i]]).filter(([, v]) => v !== null));
+          }
+        }
+      }
+      if (log) {
+        const answer = await fetch(`${job.dataset.eventsUrl}?${new URLSearchParams({ after: lastSeq, kind: "log" })}`);
+        if (answer.ok) {
+          write((await answer.json()).events.map(({ seq, t_ms, body }) => ({ seq, t_ms, ...body })));
+        }
+      }
+    } catch { /* the next poll tries again */ }
+  };
+
+  /* The end: figures, tables and time axes of the finished job, then silence. */
+  const finish = async () => {
+    if (isFinal) return;
+    isFinal = true;
+    for (const wait of [700, 4000, 15000]) {
+      await new Promise((done) => { setTimeout(done, wait); });
+      try {
+        const fresh = await load(true);
+        if (!fresh) continue;
+        swap(fresh);
+        charts?.adopt(fresh);
+        await catchUp();
+      } catch { /* tried again */ }
+    }
+    live.close();
+  };
+
+  document.addEventListener("live:frame", ({ detail: { event, data } }) => {
+    if (event === "job.metric") append(data.points);
+    else if (event === "job.log") write(data.lines);
+    else refreshSoon(event === "job.state");
+    if (event === "job.state" && FINAL.has(data.state)) finish();
+  });
+  document.addEventListener("live:resync", catchUp);
+  document.addEventListener("live:poll", () => {
+    catchUp();
+    const state = document.querySelector("[data-state-now]");
+    if (state && FINAL.has(state.dataset.stateNow)) finish();
+  });
+  if (log) log.scrollTop = log.scrollHeight;
+})();

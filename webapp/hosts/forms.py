@@ -1,0 +1,45 @@
+"""The form that makes an enrolment token."""
+
+import re
+
+from django import forms
+
+POOL = re.compile(r"[a-z0-9][a-z0-9-]*")
+MAX_LABELS = 12
+
+
+class AddHostForm(forms.Form):
+    """What the operator calls a host, and where it belongs."""
+
+    name = forms.CharField(
+        max_length=80,
+        help_text="What people will see, such as lab-dgx or “the box under my desk”.",
+    )
+    pool = forms.CharField(
+        max_length=40, initial="default", help_text="Hosts of one pool take the same jobs."
+    )
+    labels = forms.CharField(
+        max_length=400,
+        required=False,
+        help_text="Optional, as key=value, separated by spaces: gpu=4090 room=b12",
+    )
+
+    def clean_pool(self) -> str:
+        """Refuse a pool that could not stand in an address."""
+        pool = str(self.cleaned_data["pool"]).strip().lower()
+        if not POOL.fullmatch(pool):
+            raise forms.ValidationError(
+                f"“{pool}” holds more than lower-case letters, digits and hyphens; "
+                "choose a name such as lab-a."
+            )
+        return pool
+
+    def clean_labels(self) -> dict[str, str]:
+        """Return the labels as pairs."""
+        words = str(self.cleaned_data["labels"]).replace(",", " ").split()
+        if len(words) > MAX_LABELS:
+            raise forms.ValidationError(f"{len(words)} labels; at most {MAX_LABELS} are kept.")
+        bad = [word for word in words if not re.fullmatch(r"[\w.-]+=[\w.-]+", word)]
+        if bad:
+            raise forms.ValidationError(f"“{bad[0]}” is not key=value; write it as gpu=4090.")
+        return dict(word.split("=", 1) for word in words)

@@ -1,0 +1,258 @@
+"""What a job's pages show: its timeline, its predicted and measured figures, its outcome.
+
+Everything here reads a job that is already loaded; no function asks the database.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from webapp.charts.figures import Prediction
+from webapp.core.clock import now
+from webapp.core.display import Figure, quantity
+from webapp.core.units import Quantity, about, clock
+from webapp.jobs.models import FINAL_STATES, Event, Job, JobState, Measurement
+
+MINUS = "\N{MINUS SIGN}"
+KIND_WORDS = {"train": "Train", "quantize": "Compress", "benchmark": "Benchmark"}
+FIGURES: dict[str, tuple[str, str]] = {  # metric -> label, base unit
+    "tokens_per_second": ("Tokens per second", "tokens_per_second"),
+    "prefill_tokens_per_second": ("Prefill speed", "tokens_per_second"),
+    "decode_tokens_per_second": ("Decode speed", "tokens_per_second"),
+    "step_seconds": ("Step time", "seconds"),
+    "prefill_seconds": ("Prefill time", "seconds"),
+    "decode_step_seconds": ("Time per decoded token", "seconds"),
+    "ttft_seconds": ("Time to first token", "seconds"),
+    "tpot_seconds": ("Time per output token", "seconds"),
+    "duration_seconds": ("Duration", "seconds"),
+    "peak_memory_bytes": ("Peak memory", "bytes"),
+    "weights_bytes": ("Weights in memory", "bytes"),
+    "disk_bytes": ("Size on disk", "bytes"),
+    "perplexity": ("Perplexity", ""),
+    "final_loss": ("Final loss", "nats per token"),
+}
+# The figure that stands for a job in the list, best first.
+MAIN_METRICS = (
+    "tokens_per_second",
+    "decode_tokens_per_second",
+    "step_seconds",
+    "prefill_tokens_per_second",
+    "peak_memory_bytes",
+)
+
+
+# The state timeline
+
+
+@dataclass(frozen=True)
+class Milestone:
+    """One stop on the way of a job; ``look`` is done, now, bad or empty."""
+
+    label: str
+    look: str = ""
+    at: datetime | None = None
+    note: str = ""
+
+
+WAY = (JobState.QUEUED, JobState.PREFLIGHT, JobState.STARTING, JobState.RUNNING)
+
+
+def timeline(job: Job, events: Iterable[Event]) -> list[Milestone]:
+    """Return the milestones of a job with the instants at which it reached them."""
+    reached: dict[str, datetime] = {event.to_state: event.at for event in events}
+    if job.queued_at:
+        reached.setdefault(JobState.QUEUED, job.queued_at)
+    stops = [_milestone(job, state, reached) for state in WAY]
+    if job.state == JobState.STOPPING:
+        stops.append(Milestone("Stopping", "now", reached.get(JobState.STOPPING)))
+    return [*stops, _end(job)]
+
+
+def _milestone(job: Job, state: JobState, reached: Mapping[str, datetime]) -> Milestone:
+    at = reached.get(state)
+    if state == job.state:
+        since = clock((now() - at).total_seconds()) if at else ""
+        return Milestone(state.label, "now", at, since)
+    if job.state in WAY:
+        is_past = WAY.index(state) < WAY.index(JobState(job.state))
+        return Milestone(state.label, "done" if is_past else "", at if is_past else None)
+    return Milestone(state.label, "done" if at else "", at)
+
+
+def _end(job: Job) -> Milestone:
+    if job.state in FINAL_STATES:
+        look = "bad" if job.state in {JobState.FAILED, JobState.ERROR} else "done"
+        took = clock(elapsed_seconds(job)) if job.started_at else ""
+        return Milestone(job.get_state_display(), look, job.ended_at, took)
+    if job.state == JobState.RUNNING and job.eta_seconds is not None:
+        end = now() + timedelta(seconds=job.eta_seconds)
+        return Milestone("Done", "", None, f"about {end:%H:%M}")
+    return Milestone("Done")
+
+
+def elapsed_seconds(job: Job) -> float:
+    """Return how long the job has run so far, or ran."""
+    if job.started_at is None:
+        return 0.0
+    return ((job.ended_at or now()) - job.started_at).total_seconds()
+
+
+# Progress
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a job is: a share between 0 and 1 and the words beside it."""
+
+    share: float | None
+    percent: str
+    words: str
+
+
+def progress(job: Job) -> Progress:
+    """Return a job's progress and, while it runs, what is left of it."""
+    share = None
+    if job.progress_total and job.progress_done is not None:
+        share = min(1.0, job.progress_done / job.progress_total)
+    words = [_counted(job)] if share is not None else []
+    if job.state == JobState.RUNNING and job.eta_seconds is not None:
+        words.append(f"{about(job.eta_seconds)} left")
+    if job.phase and job.state not in FINAL_STATES:
+        words.insert(0, job.phase)
+    percent = "" if share is None else f"{int(share * 100)} %"
+    return Progress(share, percent, " · ".join(words))
+
+
+def _counted(job: Job) -> str:
+    """Return ``756 of 1,200 steps``; seconds are said as a length of time."""
+    done, total = job.progress_done or 0.0, job.progress_total or 0.0
+    if job.progress_unit == "seconds":
+        return f"{clock(done)} of {clock(total)}"
+    return f"{done:,.0f} of {total:,.0f} {job.progress_unit or 'steps'}"
+
+
+# Predicted against measured
+
+
+def predictions(job: Job) -> dict[str, Prediction]:
+    """Return what was predicted for a job when it was launched, by the result's own names."""
+    return {
+        name: Prediction(float(entry["value"]), entry.get("low"), entry.get("high"))
+        for name, entry in job.prediction.items()
+        if isinstance(entry, Mapping) and isinstance(entry.get("value"), int | float)
+    }
+
+
+def figure_of(metric: str, measured: float | None, said: Prediction | None) -> Figure | None:
+    """Return one figure: measured where there is a value, else the prediction alone."""
+    label, unit = FIGURES.get(metric, (metric.replace("_", " ").capitalize(), ""))
+    if said is None:
+        if measured is None:
+            return None
+        return Figure(label, measured, unit, provenance="measured", note="measured here")
+    if measured is None:
+        return Figure(label, said.value, unit, said.low, said.high, note="predicted")
+    note = f"measured · predicted {quantity(said.value, unit)}"
+    return Figure(
+        label, said.value, unit, said.low, said.high, "measured", note, measured=measured
+    )
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A figure beside its ratio of measured to predicted, for the table twin."""
+
+    metric: str
+    figure: Figure
+    predicted: float | None
+    measured: float | None
+    ratio: float | None
+    how: str = ""
+
+
+def compared(
+    job: Job, measurements: Sequence[Measurement], latest: Mapping[str, float]
+) -> list[Compared]:
+    """Return predicted beside measured: final figures once they exist, else the latest points."""
+    said = predictions(job)
+    final = {row.metric: row.measured for row in measurements}
+    measured = {**latest, **job.result.get("measured", {}), **final}
+    notes: Mapping[str, str] = job.result.get("notes", {})
+    rows = []
+    for metric in FIGURES:
+        if metric not in said and metric not in {"perplexity", "final_loss", "disk_bytes"}:
+            continue
+        found = figure_of(metric, measured.get(metric), said.get(metric))
+        if found is not None:
+            rows.append(_compare(metric, found, said.get(metric), measured.get(metric), notes))
+    return rows
+
+
+def _compare(
+    metric: str,
+    found: Figure,
+    said: Prediction | None,
+    measured: float | None,
+    notes: Mapping[str, str],
+) -> Compared:
+    predicted = said.value if said else None
+    ratio = measured / predicted if measured is not None and predicted else None
+    return Compared(metric, found, predicted, measured, ratio, notes.get(metric, ""))
+
+
+def answer(rows: Sequence[Compared]) -> str:
+    """Return in one sentence how well the plan met what was measured."""
+    judged = [row.figure for row in rows if row.figure.measured is not None and row.figure.low]
+    if not judged:
+        return ""
+    inside = sum(1 for figure in judged if _is_inside(figure))
+    if inside == len(judged):
+        return "Every predicted figure holds its 80 % interval."
+    return f"{inside} of {len(judged)} predicted figures hold their 80 % interval."
+
+
+def _is_inside(figure: Figure) -> bool:
+    low, high, measured = figure.low, figure.high, figure.measured
+    return (
+        low is not None and high is not None and measured is not None and low <= measured <= high
+    )
+
+
+def main_ratio(measurements: Iterable[Measurement]) -> float | None:
+    """Return measured over predicted for the figure that stands for the whole job."""
+    by_metric = {row.metric: row.ratio for row in measurements}
+    return next((by_metric[name] for name in MAIN_METRICS if name in by_metric), None)
+
+
+# Before and after a compression
+
+
+@dataclass(frozen=True)
+class Change:
+    """One line of the before/after table."""
+
+    label: str
+    before: Quantity
+    after: Quantity
+    words: str
+
+
+def before_after(job: Job) -> list[Change]:
+    """Return what a compression changed: size, memory, speed and perplexity."""
+    measured: Mapping[str, Any] = job.result.get("measured", {})
+    rows = []
+    for name, (label, unit) in FIGURES.items():
+        before = measured.get(f"before_{name}")
+        after = measured.get(f"after_{name}", measured.get(name))
+        if before and after is not None:
+            words = _change(after / before)
+            rows.append(Change(label, quantity(before, unit), quantity(after, unit), words))
+    return rows
+
+
+def _change(ratio: float) -> str:
+    """Return a change in percent with a real minus; small ones with one decimal."""
+    percent = (ratio - 1) * 100
+    decimals = 1 if abs(percent) < 10 else 0  # noqa: PLR2004 -- two digits say enough
+    return f"{percent:+.{decimals}f} %".replace("-", MINUS)

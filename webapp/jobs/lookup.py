@@ -1,0 +1,18 @@
+"""Find a job for whoever asks: another team's job is as if it did not exist."""
+
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.shortcuts import get_object_or_404
+
+from webapp.jobs.models import Job
+
+
+def visible_jobs(request: HttpRequest) -> QuerySet[Job]:
+    """Return the jobs that the person may see, without the deleted ones."""
+    return Job.objects.visible_to(request.user).filter(deleted_at=None)
+
+
+def load_job(request: HttpRequest, job_id: str) -> Job:
+    """Return one visible job with everything that its page names, or answer 404."""
+    jobs = visible_jobs(request).select_related("host", "owner", "plan", "current_attempt", "team")
+    return get_object_or_404(jobs, pk=job_id)

@@ -1,0 +1,106 @@
+"""The charts of one job, filled from the metric store."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from webapp.charts.catalog import ChartSpec, charts_for
+from webapp.charts.figures import MAX_POINTS, Figure, Prediction, Series, figure, verdict
+from webapp.charts.svg import clock, drawing
+from webapp.core.clock import now_ms
+from webapp.core.display import quantity
+from webapp.jobs.figures import predictions
+from webapp.jobs.models import Job
+from webapp.metrics.models import MetricSource
+from webapp.metrics.read import Series as StoredSeries
+from webapp.metrics.read import read_series
+
+TABLE_ROWS = 24
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One chart of a job: its figure, its picture without JavaScript, its words and its table."""
+
+    chart: ChartSpec
+    series: Series
+    prediction: Prediction | None
+    figure: Figure
+    words: str
+
+    @property
+    def element_id(self) -> str:
+        """Return the id of the JSON element that carries the figure."""
+        return f"figure-{self.chart.key}"
+
+    @property
+    def picture(self) -> dict[str, Any]:
+        """Return the parts of the inline SVG."""
+        return drawing(self.figure)
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """Return a readable share of the points as (time since start, value)."""
+        start = self.figure["layout"]["meta"]["start_ms"]
+        points = [
+            (t, value)
+            for t, value in zip(self.series.t_ms, self.series.values, strict=True)
+            if value is not None
+        ]
+        step = max(1, len(points) // TABLE_ROWS)
+        return [
+            (clock(t - start), str(quantity(value, self.chart.unit)))
+            for t, value in points[::step]
+        ]
+
+
+def draw(job: Job, *, is_complete: bool = False) -> list[Drawn]:
+    """Return a job's charts, with ``is_complete`` one for every metric that it reported."""
+    attempt = job.current_attempt
+    if attempt is None:
+        return []
+    stored = MetricSource.objects.filter(attempt_id=attempt.pk).values_list("metrics", flat=True)
+    names = {name for names in stored for name in names}
+    charts = charts_for(job.kind, names, is_complete=is_complete)
+    found = read_series(attempt.pk, [chart.metric for chart in charts], points=MAX_POINTS)
+    series = {each.metric: _series(each) for each in found}
+    said = predictions(job)
+    return [
+        _draw(job, chart, series.get(chart.metric) or Series(chart.metric), said)
+        for chart in charts
+    ]
+
+
+def _series(stored: StoredSeries) -> Series:
+    values = tuple(None if math.isnan(value) else value for value in stored.value.tolist())
+    return Series(stored.metric, tuple(stored.t_ms.tolist()), values)
+
+
+def _draw(job: Job, chart: ChartSpec, series: Series, said: Mapping[str, Prediction]) -> Drawn:
+    prediction = said.get(chart.predicted)
+    start_ms, end_ms = span_ms(job)
+    if series.t_ms:
+        start_ms = min(start_ms, series.t_ms[0])
+    drawn = figure(chart, series, start_ms=start_ms, end_ms=end_ms, prediction=prediction)
+    return Drawn(chart, series, prediction, drawn, verdict(chart, series, prediction))
+
+
+def span_ms(job: Job) -> tuple[int, int]:
+    """Return where a job's time axis begins and ends: its own end, or when it is expected."""
+    began = job.started_at or job.queued_at or job.created_at
+    start = int(began.timestamp() * 1000)
+    if job.ended_at is not None:
+        return start, int(job.ended_at.timestamp() * 1000)
+    left_ms = int((job.eta_seconds or 0) * 1000)
+    return start, now_ms() + left_ms
+
+
+def latest_values(drawn: list[Drawn]) -> Mapping[str, float]:
+    """Return what the running job measured so far, by the names of the prediction."""
+    found = {}
+    for each in drawn:
+        if each.chart.predicted and (values := sorted(each.series.known)):
+            is_peak = each.chart.unit == "bytes"
+            found[each.chart.predicted] = values[-1] if is_peak else values[len(values) // 2]
+    return found

@@ -1,0 +1,186 @@
+"""One page per tab of a job; the list is in ``listing.py``, the buttons in ``actions.py``."""
+
+import json
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
+from django.views.decorators.http import require_GET
+
+from runners.reasons import Reason
+from webapp.accounts.roles import membership_of
+from webapp.core.units import clock
+from webapp.hosts.contact import Contact, contact_of, silent_seconds
+from webapp.jobs import figures
+from webapp.jobs.actions import allowed
+from webapp.jobs.logs import Line, log_lines
+from webapp.jobs.lookup import load_job
+from webapp.jobs.models import FINAL_STATES, LIVE_STATES, Artefact, Event, Job, Measurement
+from webapp.jobs.plots import Drawn, draw, latest_values
+from webapp.jobs.reasons import words_for
+from webapp.live.page import live_context, page_or_regions
+from webapp.modelhub.models import TeamModel
+
+TAIL_LINES = 200
+LOG_PAGE_LINES = 2000
+TABS = (
+    ("job-detail", "Overview"),
+    ("job-metrics", "Metrics"),
+    ("job-logs", "Logs"),
+    ("job-events", "Events"),
+    ("job-config", "Config"),
+    ("job-artefacts", "Artefacts"),
+)
+
+
+@require_GET
+def job_detail(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Show a job as it runs, or what came of it."""
+    job = load_job(request, job_id)
+    context = job_context(request, job, "job-detail") | overview_context(job, draw(job))
+    return page_or_regions(request, "jobs/overview.html", "jobs/_overview.html", context)
+
+
+@require_GET
+def job_metrics(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Show every metric of a job as a chart."""
+    job = load_job(request, job_id)
+    drawn = draw(job, is_complete=True)
+    context = job_context(request, job, "job-metrics")
+    context |= {"charts": drawn, "chart_metrics": metrics_of(drawn)}
+    return page_or_regions(request, "jobs/metrics.html", "jobs/_status.html", context)
+
+
+@require_GET
+def job_logs(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Show what the job wrote, optionally only the lines that hold ``?q=``."""
+    job = load_job(request, job_id)
+    needle = request.GET.get("q", "").strip()
+    lines = log_lines(job.current_attempt, limit=LOG_PAGE_LINES, needle=needle)
+    context = job_context(request, job, "job-logs")
+    context |= {"needle": needle, "limit": LOG_PAGE_LINES, **log_context(lines)}
+    return page_or_regions(request, "jobs/logs.html", "jobs/_status.html", context)
+
+
+@require_GET
+def job_events(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Show who did what to the job, and when."""
+    job = load_job(request, job_id)
+    context = job_context(request, job, "job-events")
+    return page_or_regions(request, "jobs/events.html", "jobs/_status.html", context)
+
+
+@require_GET
+def job_config(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Show exactly what the host was asked to run, and what the host was."""
+    job = load_job(request, job_id)
+    facts = job.current_attempt.facts if job.current_attempt else {}
+    context = job_context(request, job, "job-config")
+    context |= {"spec": json.dumps(job.spec, indent=2), "facts": facts or job.host.facts}
+    return page_or_regions(request, "jobs/config.html", "jobs/_status.html", context)
+
+
+@require_GET
+def job_artefacts(request: HttpRequest, job_id: str) -> HttpResponse:
+    """List what the job left to download."""
+    job = load_job(request, job_id)
+    context = job_context(request, job, "job-artefacts")
+    context |= {"artefacts": artefacts_of(job), "listings": listings_of(job)}
+    return page_or_regions(request, "jobs/artefacts.html", "jobs/_status.html", context)
+
+
+# What the pages show
+
+
+def job_context(request: HttpRequest, job: Job, tab: str) -> dict[str, Any]:
+    """Return what every tab of a job shows: head, buttons, status line, timeline, tabs."""
+    events = list(Event.objects.filter(subject=job.pk))
+    context = {
+        "job": job,
+        "kind": figures.KIND_WORDS.get(job.kind, job.kind),
+        "is_over": job.state in FINAL_STATES,
+        "events": events,
+        "timeline": figures.timeline(job, [e for e in events if e.kind == "job.state"]),
+        "progress": figures.progress(job),
+        "seconds": figures.elapsed_seconds(job),
+        "allowed": allowed(membership_of(request.user, job.team), job),
+        **silence_of(job),
+        "outcome": outcome_of(job),
+        "tabs": [
+            {"url": reverse(name, args=[job.pk]), "name": word, "is_current": name == tab}
+            for name, word in TABS
+        ],
+    }
+    return context | live_context(request, [f"job:{job.pk}"])
+
+
+def overview_context(job: Job, drawn: list[Drawn]) -> dict[str, Any]:
+    """Return what the first tab adds: figures, charts, the outcome and the end of the log."""
+    attempt = job.current_attempt
+    measurements = list(Measurement.objects.filter(attempt=attempt)) if attempt else []
+    rows = figures.compared(job, measurements, latest_values(drawn))
+    return {
+        "charts": drawn,
+        "chart_metrics": metrics_of(drawn),
+        "compared": rows,
+        "answer": figures.answer(rows),
+        "changes": figures.before_after(job),
+        "weight_dtype": job.spec.get("weight_dtype"),
+        "artefacts": artefacts_of(job),
+        "models": models_of(job),
+        **log_context(log_lines(attempt, limit=TAIL_LINES)),
+    }
+
+
+def metrics_of(drawn: list[Drawn]) -> str:
+    """Return the metrics of the charts as the API's query takes them."""
+    return ",".join(each.chart.metric for each in drawn)
+
+
+def log_context(lines: list[Line]) -> dict[str, Any]:
+    """Return the log's lines and the number after which the page asks for more."""
+    return {"lines": lines, "last_seq": lines[-1].seq if lines else 0}
+
+
+def silence_of(job: Job) -> dict[str, Any]:
+    """Return for how long the host of a live job has been silent; nothing while it talks."""
+    seconds = silent_seconds(job.host)
+    if job.state not in LIVE_STATES or contact_of(job.host) is Contact.LIVE or seconds is None:
+        return {"silent": None}
+    return {"silent": seconds, "silent_words": clock(seconds)}
+
+
+def outcome_of(job: Job) -> dict[str, Any] | None:
+    """Return why a job ended as it did and what to do next; None where it ended well."""
+    if job.state not in FINAL_STATES or job.reason in {"", Reason.OK}:
+        return None
+    record = job.current_attempt.exit_record if job.current_attempt else {}
+    words = words_for(job.reason)
+    return {
+        "sentence": words.sentence,
+        "next_step": words.next_step,
+        "exit_code": record.get("exit_code"),
+        "signal": record.get("signal"),
+        "last_lines": record.get("last_lines", []),
+        "is_fault": job.state in {"failed", "error"},
+    }
+
+
+def artefacts_of(job: Job) -> list[Artefact]:
+    """Return what the job's current attempt left."""
+    attempt = job.current_attempt
+    return list(Artefact.objects.filter(attempt=attempt)) if attempt else []
+
+
+def listings_of(job: Job) -> list[tuple[str, list[tuple[str, int, str]]]]:
+    """Return each artefact's name with its files: path, bytes, digest."""
+    return [
+        (item.name, [(path, item.files[path], item.sha256.get(path, "")) for path in item.files])
+        for item in artefacts_of(job)
+    ]
+
+
+def models_of(job: Job) -> list[TeamModel]:
+    """Return the models that the job's current attempt added to the team's models."""
+    attempt = job.current_attempt
+    return [*TeamModel._default_manager.filter(attempt_id=attempt.pk)] if attempt else []
