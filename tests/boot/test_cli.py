@@ -22,6 +22,7 @@ def test_a_django_command_runs_inside_the_environment():
 
 def test_without_packages_a_command_says_how_to_get_them(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(cli.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(environment, "users_own", lambda: None)
     monkeypatch.setattr(environment, "PYTHON", tmp_path / "python")
 
     assert cli.main(["migrate"]) == 1

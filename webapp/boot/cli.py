@@ -31,7 +31,9 @@ def main(arguments: list[str]) -> int:
 def _django(arguments: list[str]) -> int:
     """Run a Django command, in the environment's Python if this one has no Django."""
     if importlib.util.find_spec("django") is None:
-        if environment.users_own() is None and environment.PYTHON.exists():
+        if environment.users_own() is not None:
+            environment.ensure(arguments, with_tests=False)  # raises: it lacks at least Django
+        if environment.PYTHON.exists():
             environment.enter(arguments)
         raise say.Problem(
             f"`{' '.join(['manage.py', *arguments])}` needs the environment, which does not "
