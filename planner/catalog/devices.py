@@ -62,8 +62,7 @@ def _device(row: dict[str, str]) -> DeviceSpec:
 @cache
 def _devices() -> dict[str, DeviceSpec]:
     rows = csv.DictReader(data_text("devices.csv").splitlines())
-    complete = [row for row in rows if any(row[column] for column in DTYPE_BY_COLUMN)]
-    return {row["id"]: _device(row) for row in complete}
+    return {row["id"]: _device(row) for row in rows}
 
 
 @cache

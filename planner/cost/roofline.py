@@ -73,8 +73,11 @@ def memory_seconds(
     return moved_bytes / (memory_bytes_per_s * memory_efficiency)
 
 
+OVERHEAD = "inference-sim docs/guide/latency-models.md (form of the overhead terms)"
+
+
 @equation(
-    "t = L · (ops · c_op + c_layer) · passes + b · c_request + c_step",
+    "t = L · (ops · c_op + c_layer) · passes",
     unit="s",
     symbols={
         "num_layers": "L",
@@ -82,11 +85,8 @@ def memory_seconds(
         "op_overhead_s": "c_op",
         "layer_overhead_s": "c_layer",
         "passes": "passes",
-        "requests": "b",
-        "request_overhead_s": "c_request",
-        "step_overhead_s": "c_step",
     },
-    source="inference-sim docs/guide/latency-models.md (form of the overhead terms)",
+    source=OVERHEAD,
 )
 def overhead_seconds(
     *,
@@ -94,11 +94,24 @@ def overhead_seconds(
     ops_per_layer: Quantity,
     op_overhead_s: Quantity,
     layer_overhead_s: Quantity,
-    requests: Quantity,
-    request_overhead_s: Quantity,
-    step_overhead_s: Quantity,
     passes: Quantity = 1.0,
 ) -> Quantity:
-    """Return the seconds that issuing operators and scheduling a step cost, beside the work."""
-    layers = num_layers * (ops_per_layer * op_overhead_s + layer_overhead_s) * passes
-    return layers + requests * request_overhead_s + step_overhead_s
+    """Return the seconds that issuing the operators of all layers costs, beside their work."""
+    return num_layers * (ops_per_layer * op_overhead_s + layer_overhead_s) * passes
+
+
+@equation(
+    "t = b · c_request + c_step",
+    unit="s",
+    symbols={
+        "requests": "b",
+        "request_overhead_s": "c_request",
+        "step_overhead_s": "c_step",
+    },
+    source=OVERHEAD,
+)
+def scheduling_seconds(
+    *, requests: Quantity, request_overhead_s: Quantity, step_overhead_s: Quantity
+) -> Quantity:
+    """Return the seconds that an engine spends on choosing and preparing one step."""
+    return requests * request_overhead_s + step_overhead_s

@@ -10,12 +10,11 @@ from planner.specs.model import ModelSpec
 
 
 @equation(
-    "n = n_qo/t + n_kv · r/k + n_ffn/t + n_experts/x",
+    "n = n_split/t + n_kv · r/k + n_experts/x",
     unit="parameters",
     symbols={
-        "query_output": "n_qo",
+        "split": "n_split",
         "key_value": "n_kv",
-        "feed_forward": "n_ffn",
         "experts": "n_experts",
         "tensor_parallel_size": "t",
         "kv_share": "r/k",
@@ -25,17 +24,18 @@ from planner.specs.model import ModelSpec
 )
 def linear_parameters_per_rank(
     *,
-    query_output: Quantity,
+    split: Quantity,
     key_value: Quantity,
-    feed_forward: Quantity,
     experts: Quantity,
     tensor_parallel_size: Quantity,
     kv_share: Quantity,
     expert_ranks: Quantity,
 ) -> Quantity:
-    """Return the linear weights of the layers that one rank holds."""
-    split = (query_output + feed_forward) / tensor_parallel_size
-    return split + key_value * kv_share + experts / expert_ranks
+    """Return the linear weights of the layers that one rank holds.
+
+    ``split`` are the query, output and dense feed-forward matrices, cut along heads or columns.
+    """
+    return split / tensor_parallel_size + key_value * kv_share + experts / expert_ranks
 
 
 @equation(

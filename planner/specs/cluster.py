@@ -28,7 +28,7 @@ class DeviceSpec(SparseSpec):
     kind: DeviceKind = "gpu"
     memory_bytes: PositiveInt
     memory_bandwidth_bytes_per_second: PositiveFloat
-    peak_flops_per_second: dict[Dtype, PositiveFloat] = Field(min_length=1)
+    peak_flops_per_second: dict[Dtype, PositiveFloat] = Field(default_factory=dict)
     achieved_flops_per_second: dict[Dtype, PositiveFloat] = Field(default_factory=dict)
     intra_node_bandwidth_bytes_per_second: PositiveFloat | None = None
     host_to_device_bandwidth_bytes_per_second: PositiveFloat | None = None

@@ -67,18 +67,22 @@ class MemoryAnswer(SparseSpec):
 
 
 class Performance(SparseSpec):
-    """How fast; a figure that does not apply to the workload is absent."""
+    """How fast; a figure that does not apply to the workload is absent.
+
+    ``tokens_per_second`` counts generated tokens when serving or generating, and trained tokens
+    when training. ``tpot_seconds`` is the mean gap between tokens after the first.
+    """
 
     tokens_per_second: float | None = None
-    input_tokens_per_second: float | None = None
     output_tokens_per_second: float | None = None
+    prefill_tokens_per_second: float | None = None
+    decode_tokens_per_second: float | None = None
     tokens_per_second_per_device: float | None = None
     requests_per_second: float | None = None
     ttft_seconds: float | None = None
     tpot_seconds: float | None = None
     latency_seconds: float | None = None
     prefill_seconds: float | None = None
-    decode_step_seconds: float | None = None
     step_seconds: float | None = None
     duration_seconds: float | None = None
     samples_per_second: float | None = None

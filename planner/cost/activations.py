@@ -1,0 +1,168 @@
+"""What the layers keep while they work: for the backward pass, or for one inference step.
+
+Counted in elements per token and layer, so that any dtype, dense or gated feed-forward, grouped
+heads and any degree of tensor and sequence parallelism share one formula.
+"""
+
+from planner.cost.equation import equation
+from planner.cost.quantity import Quantity
+from planner.specs.model import ModelSpec
+
+KORTHIKANTI = "Korthikanti et al. 2022, arXiv:2205.05198, section 4, by element instead of byte"
+# Residual-sized tensors kept per layer: input and output of both norms.
+HIDDEN_TENSORS = 4
+# Feed-forward tensors kept: gate, up, activation and their product, or input and output.
+GATED_FFN_TENSORS = 4
+PLAIN_FFN_TENSORS = 2
+# A step of inference holds two residual streams and one layer's widest tensors at a time.
+INFERENCE_HIDDEN_TENSORS = 4
+INFERENCE_FFN_TENSORS = 3
+# Logits in the loss: the 16- or 32-bit output, its fp32 copy and the fp32 gradient.
+LOSS_FP32_COPIES = 2
+FP32_BYTES = 4
+
+
+@equation(
+    "e = 4 · h/s + ((2a + 2k) · d + c_f · f) / t",
+    unit="elements",
+    symbols={
+        "hidden_size": "h",
+        "sequence_ranks": "s",
+        "attention_width": "(2a + 2k) · d",
+        "feed_forward_width": "c_f · f",
+        "tensor_parallel_size": "t",
+    },
+    source=KORTHIKANTI,
+)
+def kept_elements(
+    *,
+    hidden_size: Quantity,
+    sequence_ranks: Quantity,
+    attention_width: Quantity,
+    feed_forward_width: Quantity,
+    tensor_parallel_size: Quantity,
+) -> Quantity:
+    """Return the elements that one layer keeps per token for its backward pass."""
+    split = (attention_width + feed_forward_width) / tensor_parallel_size
+    return HIDDEN_TENSORS * hidden_size / sequence_ranks + split
+
+
+@equation(
+    "A = T · L · e · B · in_flight",
+    unit="B",
+    symbols={
+        "num_tokens": "T",
+        "num_layers": "L",
+        "elements": "e",
+        "bytes_per_element": "B",
+        "in_flight": "in_flight",
+    },
+    source=KORTHIKANTI,
+)
+def kept_activation_bytes(
+    *,
+    num_tokens: Quantity,
+    num_layers: Quantity,
+    elements: Quantity,
+    bytes_per_element: Quantity,
+    in_flight: Quantity = 1.0,
+) -> Quantity:
+    """Return the bytes that a stage keeps of the micro-batches that it has in flight."""
+    return num_tokens * num_layers * elements * bytes_per_element * in_flight
+
+
+@equation(
+    "A_s = 2 · a/t · T · s · B",
+    unit="B",
+    symbols={
+        "num_heads": "a",
+        "tensor_parallel_size": "t",
+        "num_tokens": "T",
+        "sequence_length": "s",
+        "bytes_per_element": "B",
+    },
+    source=KORTHIKANTI,
+)
+def score_bytes(
+    *,
+    num_heads: Quantity,
+    tensor_parallel_size: Quantity,
+    num_tokens: Quantity,
+    sequence_length: Quantity,
+    bytes_per_element: Quantity,
+) -> Quantity:
+    """Return the bytes of scores and probabilities that eager attention keeps in one layer."""
+    heads = num_heads / tensor_parallel_size
+    return 2 * heads * num_tokens * sequence_length * bytes_per_element
+
+
+@equation(
+    "A_v = T · V/t · (B + 8)",
+    unit="B",
+    symbols={
+        "num_tokens": "T",
+        "vocab_size": "V",
+        "tensor_parallel_size": "t",
+        "bytes_per_element": "B",
+    },
+    source="the output, its fp32 copy and the fp32 gradient of the cross-entropy",
+)
+def loss_bytes(
+    *,
+    num_tokens: Quantity,
+    vocab_size: Quantity,
+    tensor_parallel_size: Quantity,
+    bytes_per_element: Quantity,
+) -> Quantity:
+    """Return the bytes of the logits while the loss is computed, on the last stage."""
+    per_logit = bytes_per_element + LOSS_FP32_COPIES * FP32_BYTES
+    return num_tokens * vocab_size / tensor_parallel_size * per_logit
+
+
+@equation(
+    "A = T · e · B + b · V/t · (B + 4)",
+    unit="B",
+    symbols={
+        "num_tokens": "T",
+        "elements": "e",
+        "bytes_per_element": "B",
+        "sampled_tokens": "b",
+        "vocab_per_rank": "V/t",
+    },
+    source="one layer at a time: residual streams, projections, feed-forward, sampled logits",
+)
+def inference_activation_bytes(
+    *,
+    num_tokens: Quantity,
+    elements: Quantity,
+    bytes_per_element: Quantity,
+    sampled_tokens: Quantity,
+    vocab_per_rank: Quantity,
+) -> Quantity:
+    """Return the bytes of the widest moment of one inference step over ``num_tokens`` tokens."""
+    logits = sampled_tokens * vocab_per_rank * (bytes_per_element + FP32_BYTES)
+    return num_tokens * elements * bytes_per_element + logits
+
+
+def attention_width(model: ModelSpec) -> int:
+    """Return the elements per token of queries, keys, values and the attention's output."""
+    return 2 * (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
+
+
+def feed_forward_width(model: ModelSpec) -> int:
+    """Return the elements per token that a feed-forward block keeps, over the experts visited."""
+    tensors = GATED_FFN_TENSORS if model.gated_mlp else PLAIN_FFN_TENSORS
+    return tensors * widest_feed_forward(model)
+
+
+def inference_elements(model: ModelSpec, tensor_parallel_size: float) -> float:
+    """Return the elements per token that are alive at once while one layer runs forward."""
+    wide = attention_width(model) + INFERENCE_FFN_TENSORS * widest_feed_forward(model)
+    return INFERENCE_HIDDEN_TENSORS * model.hidden_size + wide / tensor_parallel_size
+
+
+def widest_feed_forward(model: ModelSpec) -> int:
+    """Return the feed-forward columns that one token touches in the widest layer."""
+    visited = model.num_experts_per_tok + model.num_shared_experts
+    sparse = model.moe_intermediate_size * visited
+    return max(model.intermediate_size if not model.is_moe else 0, sparse)

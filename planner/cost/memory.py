@@ -1,0 +1,66 @@
+"""What a device holds at its peak: the tensor classes of one stage, and whether they fit."""
+
+from dataclasses import dataclass
+
+from planner.specs.estimate import MemoryAnswer
+
+CLASSES = (
+    "weights",
+    "kv_cache",
+    "activations",
+    "gradients",
+    "optimizer_states",
+    "adapters",
+    "buffers",
+    "runtime_overhead",
+)
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """The bytes that one pipeline stage's device holds at its peak, by tensor class."""
+
+    by_class: dict[str, float]
+
+    @property
+    def peak_bytes(self) -> float:
+        """Return the sum of all classes."""
+        return sum(self.by_class.values())
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """All stages of one strategy against the budget of a device."""
+
+    stages: tuple[StageMemory, ...]
+    capacity_bytes: int
+    usable_bytes: float
+    host_bytes: float = 0.0
+    disk_bytes: float = 0.0
+
+    @property
+    def fullest(self) -> StageMemory:
+        """Return the stage with the highest peak."""
+        return max(self.stages, key=lambda stage: stage.peak_bytes)
+
+    @property
+    def peak_bytes(self) -> float:
+        """Return the highest peak of any device."""
+        return self.fullest.peak_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Return whether the fullest device stays within its usable memory."""
+        return self.peak_bytes <= self.usable_bytes
+
+    def answer(self) -> MemoryAnswer:
+        """Return the figures as a document; classes that do not occur are absent."""
+        classes = self.fullest.by_class
+        return MemoryAnswer(
+            per_device_peak_bytes=round(self.peak_bytes),
+            capacity_bytes=self.capacity_bytes,
+            breakdown_bytes={name: round(classes[name]) for name in CLASSES if classes.get(name)},
+            per_stage_peak_bytes=tuple(round(stage.peak_bytes) for stage in self.stages),
+            host_bytes=round(self.host_bytes) or None,
+            disk_bytes=round(self.disk_bytes) or None,
+        )

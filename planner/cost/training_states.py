@@ -1,0 +1,70 @@
+"""Gradients, optimiser states and adapters, and how ZeRO shards them over data parallelism."""
+
+from planner.cost.equation import equation
+from planner.cost.quantity import Quantity
+from planner.specs.model import ModelSpec
+
+ZERO = "Rajbhandari et al. 2020 (ZeRO), arXiv:1910.02054, figure 1"
+FP32_BYTES = 4
+# Bytes of optimiser state per trained parameter, without the master copy of the weights.
+# Factored and fused optimisers keep rows and columns or nothing, which is too little to count.
+# Sources: Adam 2 moments in fp32; 8-bit Adam (Dettmers et al. 2021) 2 moments in 8 bit; Lion and
+# momentum SGD 1 moment; Adafactor a factored second moment; LOMO and AdaLomo none that grows.
+STATE_BYTES: dict[str, float] = {
+    "adamw": 8.0,
+    "adamw_8bit": 2.0,
+    "lion": 4.0,
+    "sgd": 0.0,
+    "adafactor": 0.0,
+    "lomo": 0.0,
+    "adalomo": 0.0,
+}
+LORA_TARGET_MATRICES = "q, k, v, o and the feed-forward matrices"
+
+
+@equation(
+    "S = n · B / shards",
+    unit="B",
+    symbols={"parameters": "n", "bytes_per_element": "B", "shards": "shards"},
+    source=ZERO,
+)
+def sharded_state_bytes(
+    *, parameters: Quantity, bytes_per_element: Quantity, shards: Quantity
+) -> Quantity:
+    """Return the bytes of a state that is kept per parameter and split over ``shards`` ranks."""
+    return parameters * bytes_per_element / shards
+
+
+def zero_shards(stage: int, first_sharding_stage: int, data_parallel_size: float) -> float:
+    """Return over how many ranks a state is split: stage 1 states, 2 gradients, 3 weights."""
+    return data_parallel_size if stage >= first_sharding_stage else 1.0
+
+
+@equation(
+    "n_lora = L · r · (inputs + outputs)",
+    unit="parameters",
+    symbols={"num_layers": "L", "rank": "r", "widths": "inputs + outputs"},
+    source="Hu et al. 2021 (LoRA), arXiv:2106.09685, section 4.1",
+)
+def lora_parameters(*, num_layers: Quantity, rank: Quantity, widths: Quantity) -> Quantity:
+    """Return the trained parameters of low-rank adapters on every linear weight of a layer."""
+    return num_layers * rank * widths
+
+
+def lora_widths(model: ModelSpec) -> int:
+    """Return the summed input and output widths of a layer's linear weights."""
+    hidden, head_dim = model.hidden_size, model.head_dim
+    query, key_value = model.num_attention_heads * head_dim, model.num_key_value_heads * head_dim
+    attention = 2 * (hidden + query) + 2 * (hidden + key_value)
+    matrices = 3 if model.gated_mlp else 2
+    return attention + matrices * (hidden + model.intermediate_size)
+
+
+def pipeline_in_flight(schedule: str, stage: int, stages: int, micro_batches: int) -> float:
+    """Return how many micro-batches a stage holds at its peak.
+
+    Source: Narayanan et al. 2021, arXiv:2104.04473, section 2.2.
+    """
+    if schedule == "gpipe":
+        return float(micro_batches)
+    return float(min(micro_batches, stages - stage))

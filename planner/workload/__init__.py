@@ -1,0 +1,1 @@
+"""Composes costs into work: a prefill, a decode step, a training step, a compression."""

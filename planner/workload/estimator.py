@@ -1,0 +1,120 @@
+"""From a request to an answer: resolve, cost, explain."""
+
+from planner.catalog.engines import calibration_name
+from planner.catalog.quality import combined_quality, kv_cache_quality, weight_quality
+from planner.cost.energy import joules_per_token, usd_per_million_tokens
+from planner.cost.equation import Ledger, Line, Origin
+from planner.specs.base import Dtype
+from planner.specs.estimate import Estimate, EstimateRequest, Quality
+from planner.specs.workload import (
+    CompressWorkload,
+    GenerateWorkload,
+    ServeWorkload,
+    TrainWorkload,
+)
+from planner.workload.compress import compress, target_dtype
+from planner.workload.generate import generate
+from planner.workload.intervals import confidence_of, intervals_of
+from planner.workload.outcome import Outcome
+from planner.workload.resolve import resolve
+from planner.workload.serve import serve
+from planner.workload.setting import Setting
+from planner.workload.train import train
+
+GROUP = "energy"
+
+
+def estimate_request(request: EstimateRequest, *, explain: bool = True) -> Estimate:
+    """Return what the request costs; without ``explain`` the terms are left out.
+
+    Raises:
+        PlannerError: a name is unknown, or the strategy is impossible or not covered.
+    """
+    setting = resolve(request)
+    ledger = Ledger()
+    outcome = run(setting, ledger)
+    energy, money = _energy_and_money(setting, outcome, ledger)
+    memory = outcome.memory.answer()
+    confidence = confidence_of(setting)
+    return Estimate(
+        id=request.id,
+        fits=outcome.fits,
+        memory=memory,
+        performance=outcome.performance,
+        interval=intervals_of(confidence, outcome.performance, memory),
+        error_class=confidence.error_class,
+        bound_by=outcome.bound_by,
+        quality=_quality(setting),
+        energy_joules_per_token=energy,
+        cost_usd_per_million_tokens=money,
+        strategy=setting.strategy,
+        engine=setting.engine.key,
+        warnings=(*setting.warnings, *outcome.warnings),
+        calibration=_calibration(setting),
+        terms=ledger.terms() if explain else (),
+    )
+
+
+def run(setting: Setting, ledger: Ledger) -> Outcome:
+    """Return the costs of a setting's workload."""
+    workload = setting.workload
+    match workload:
+        case ServeWorkload():
+            return serve(setting, workload, ledger)
+        case GenerateWorkload():
+            return generate(setting, workload, ledger)
+        case TrainWorkload():
+            return train(setting, workload, ledger)
+        case CompressWorkload():
+            return compress(setting, workload, ledger)
+
+
+def _energy_and_money(
+    setting: Setting, outcome: Outcome, ledger: Ledger
+) -> tuple[float | None, float | None]:
+    rate, device = outcome.energy_tokens_per_second, setting.device
+    if not rate:
+        return None, None
+    energy = money = None
+    origin = Origin("published", device.source or "")
+    if device.tdp_watts:
+        energy = ledger.term(
+            joules_per_token,
+            Line(GROUP, "Energy per token", origin=origin),
+            num_devices=setting.layout.devices,
+            power_watts=device.tdp_watts,
+            tokens_per_s=rate,
+        )
+    if device.price_usd_per_hour:
+        money = ledger.term(
+            usd_per_million_tokens,
+            Line(GROUP, "Cost per million tokens", origin=origin),
+            num_devices=setting.layout.devices,
+            hourly_usd=device.price_usd_per_hour,
+            tokens_per_s=rate,
+        )
+    return energy, money
+
+
+def _quality(setting: Setting) -> Quality | None:
+    """Return the quality of what runs or comes out; training makes its own."""
+    workload, strategy = setting.workload, setting.strategy
+    if isinstance(workload, TrainWorkload):
+        return None
+    if isinstance(workload, CompressWorkload):
+        dtype = _stored_as(setting, target_dtype(workload))
+        return weight_quality(dtype, "bf16", workload.method)
+    weights = weight_quality(
+        _stored_as(setting, setting.weight_dtype), setting.activation_dtype, strategy.quantization
+    )
+    return combined_quality(weights, kv_cache_quality(strategy.kv_cache_dtype))
+
+
+def _stored_as(setting: Setting, dtype: Dtype) -> Dtype:
+    """Return the format behind a dtype's name: our own runner stores int4 as nf4."""
+    return "nf4" if dtype == "int4" and setting.engine.role == "runner" else dtype
+
+
+def _calibration(setting: Setting) -> str:
+    host = setting.host_calibration
+    return f"{calibration_name()}+{host.host}:{host.digest}" if host else calibration_name()

@@ -1,0 +1,136 @@
+"""What inference holds on each device: weights, KV cache, working set and the runtime itself."""
+
+from dataclasses import dataclass
+
+from planner.cost.activations import inference_activation_bytes, inference_elements, score_bytes
+from planner.cost.equation import Ledger
+from planner.cost.kv_cache import kv_cache_bytes, layer_tokens
+from planner.cost.memory import MemoryUse, StageMemory
+from planner.cost.weights import (
+    kv_heads_share,
+    linear_parameters_per_rank,
+    stage_layers,
+    stage_vocabulary,
+    weight_bytes,
+)
+from planner.workload.setting import Setting
+
+GROUP = "memory"
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one replica holds at once: sequences of a length, and the tokens of its widest step."""
+
+    sequences: float
+    tokens_per_sequence: float
+    step_tokens: float
+    sampled_tokens: float
+    paged: bool
+    shared_tokens: float = 0.0
+
+
+def usable_bytes(setting: Setting) -> float:
+    """Return the part of a device's memory that the engine may fill."""
+    engine, device = setting.engine, setting.device
+    share = device.usable_memory_ratio
+    if share is None:
+        share = engine.usable_memory_ratio
+    return device.memory_bytes * min(share, engine.memory_utilisation)
+
+
+def inference_memory(setting: Setting, ledger: Ledger, load: Load) -> MemoryUse:
+    """Return what every pipeline stage holds; the fullest stage is the one in the ledger."""
+    stages = setting.layout.pipeline
+    drafts = [_stage(setting, Ledger(), load, stage) for stage in range(stages)]
+    fullest = max(range(stages), key=lambda stage: drafts[stage].peak_bytes)
+    drafts[fullest] = _stage(setting, ledger, load, fullest)
+    offloaded = setting.offload.weights_cpu
+    host = offloaded * sum(draft.by_class["weights"] for draft in drafts) / (1 - offloaded or 1)
+    return MemoryUse(
+        stages=tuple(drafts),
+        capacity_bytes=setting.device.memory_bytes,
+        usable_bytes=usable_bytes(setting),
+        host_bytes=host * setting.layout.tensor if offloaded else 0.0,
+    )
+
+
+def stage_weight_bytes(setting: Setting, ledger: Ledger, stage: int) -> float:
+    """Return the bytes of the weights on one device of a pipeline stage."""
+    counts, layout, model = setting.counts, setting.layout, setting.model
+    share = stage_layers(model.num_hidden_layers, layout.pipeline)[stage]
+    portion = share / model.num_hidden_layers
+    linear = ledger.term(
+        linear_parameters_per_rank,
+        setting.line(GROUP, "Linear weights per device"),
+        split=(counts.query_output + counts.feed_forward) * portion,
+        key_value=counts.key_value * portion,
+        experts=counts.experts * portion,
+        tensor_parallel_size=layout.tensor,
+        kv_share=float(kv_heads_share(model.num_key_value_heads, layout.tensor)),
+        expert_ranks=max(layout.tensor, layout.expert),
+    )
+    return ledger.term(
+        weight_bytes,
+        setting.line(GROUP, "Weights", key="weights"),
+        linear=linear,
+        small=counts.small * portion,
+        vocabulary=stage_vocabulary(model, stage, layout.pipeline),
+        tensor_parallel_size=layout.tensor,
+        weight_bytes_per_element=setting.weight_element_bytes,
+        plain_bytes_per_element=setting.plain_element_bytes,
+    )
+
+
+def stage_kv_bytes(setting: Setting, ledger: Ledger, load: Load, stage: int) -> float:
+    """Return the bytes of the KV cache on one device of a pipeline stage."""
+    model, layout = setting.model, setting.layout
+    share = stage_layers(model.num_hidden_layers, layout.pipeline)[stage]
+    own = load.tokens_per_sequence - load.shared_tokens
+    kept = load.sequences * float(layer_tokens(model, own, paged=load.paged))
+    if load.shared_tokens:
+        kept += float(layer_tokens(model, load.shared_tokens, paged=load.paged))
+    return ledger.term(
+        kv_cache_bytes,
+        setting.line(GROUP, "KV cache", key="kv_cache"),
+        num_kv_heads=model.num_key_value_heads,
+        tensor_parallel_size=layout.tensor,
+        head_dim=model.head_dim,
+        kv_bytes_per_element=setting.kv_element_bytes,
+        num_layers=share,
+        num_tokens=kept / model.num_hidden_layers,
+    )
+
+
+def _stage(setting: Setting, ledger: Ledger, load: Load, stage: int) -> StageMemory:
+    model, tensor = setting.model, setting.layout.tensor
+    weights = stage_weight_bytes(setting, ledger, stage)
+    kv_cache = stage_kv_bytes(setting, ledger, load, stage)
+    activations = ledger.term(
+        inference_activation_bytes,
+        setting.line(GROUP, "Working set of one step", key="activations"),
+        num_tokens=load.step_tokens,
+        elements=inference_elements(model, tensor),
+        bytes_per_element=setting.activation_element_bytes,
+        sampled_tokens=load.sampled_tokens,
+        vocab_per_rank=model.vocab_size / tensor,
+    )
+    if setting.strategy.attention == "eager":
+        activations += ledger.term(
+            score_bytes,
+            setting.line(GROUP, "Eager attention scores", key="activations"),
+            num_heads=model.num_attention_heads,
+            tensor_parallel_size=tensor,
+            num_tokens=load.step_tokens,
+            sequence_length=load.tokens_per_sequence,
+            bytes_per_element=setting.activation_element_bytes,
+        )
+    factor = setting.factor("memory")
+    return StageMemory(
+        {
+            "weights": weights * (1 - setting.offload.weights_cpu),
+            "kv_cache": kv_cache,
+            "activations": activations * factor,
+            "runtime_overhead": setting.engine.runtime_overhead_bytes * factor,
+        }
+    )

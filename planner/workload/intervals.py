@@ -1,0 +1,114 @@
+"""How sure an estimate is: its error class, and an 80 % interval around each figure.
+
+The widths of the two uncalibrated classes are the 10 % and 90 % errors that comparable planners
+show on measured serving sweeps; a calibrated host's width follows from what its own
+measurements leave unexplained.
+"""
+
+import math
+from dataclasses import dataclass
+
+from planner.specs.calibration import HostCalibration
+from planner.specs.estimate import ErrorClass, Interval, MemoryAnswer, Performance
+from planner.workload.setting import Setting
+
+MIN_MEASUREMENTS = 3
+Z_80 = 1.2816  # the 90 % quantile of the normal distribution bounds 80 % from both sides
+# Log spread of a time or a rate, and of memory, by class; the middle of three estimators'
+# published errors on measured rows (17-48 % mean), and of memory tools (about 10 %).
+TIME_SPREAD: dict[ErrorClass, float] = {
+    "datasheet only": 0.45,
+    "same family": 0.28,
+    "calibrated on this host": 0.05,
+}
+MEMORY_SPREAD: dict[ErrorClass, float] = {
+    "datasheet only": 0.10,
+    "same family": 0.07,
+    "calibrated on this host": 0.03,
+}
+GENERIC_WIDENING = 1.25
+RATE_FIELDS = (
+    "tokens_per_second",
+    "output_tokens_per_second",
+    "prefill_tokens_per_second",
+    "decode_tokens_per_second",
+    "requests_per_second",
+    "ttft_seconds",
+    "tpot_seconds",
+    "latency_seconds",
+    "prefill_seconds",
+    "step_seconds",
+    "duration_seconds",
+    "mfu",
+)
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """The error class of an estimate and the log spreads that follow from it."""
+
+    error_class: ErrorClass
+    time_spread: float
+    memory_spread: float
+
+    def interval(self, value: float, spread: float) -> Interval:
+        """Return the 80 % interval of a figure whose log error has this spread."""
+        reach = math.exp(Z_80 * spread)
+        return value / reach, value * reach
+
+
+def confidence_of(setting: Setting) -> Confidence:
+    """Return how sure an estimate of this setting is."""
+    error_class = _error_class(setting)
+    widening = GENERIC_WIDENING if setting.engine.is_generic else 1.0
+    residual = _residual(setting.host_calibration, error_class)
+    return Confidence(
+        error_class=error_class,
+        time_spread=math.hypot(TIME_SPREAD[error_class], residual) * widening,
+        memory_spread=MEMORY_SPREAD[error_class] * widening,
+    )
+
+
+def _time_factors(calibration: HostCalibration | None) -> list[tuple[int, float]]:
+    if calibration is None:
+        return []
+    return [
+        (found.n, found.spread) for name, found in calibration.factors.items() if name != "memory"
+    ]
+
+
+def _error_class(setting: Setting) -> ErrorClass:
+    factors = _time_factors(setting.host_calibration)
+    if factors and max(n for n, _ in factors) >= MIN_MEASUREMENTS:
+        return "calibrated on this host"
+    if factors or setting.is_measured:
+        return "same family"
+    return "datasheet only"
+
+
+def _residual(calibration: HostCalibration | None, error_class: ErrorClass) -> float:
+    if error_class != "calibrated on this host":
+        return 0.0
+    factors = _time_factors(calibration)
+    total = sum(n for n, _ in factors)
+    return math.sqrt(sum(n * spread**2 for n, spread in factors) / total)
+
+
+def intervals_of(
+    confidence: Confidence, performance: Performance, memory: MemoryAnswer
+) -> dict[str, Interval]:
+    """Return the 80 % interval of every figure that has one."""
+    found = {
+        name: confidence.interval(value, confidence.time_spread)
+        for name in RATE_FIELDS
+        if (value := getattr(performance, name)) is not None
+    }
+    # Weights and caches are exact: only what an engine adds is uncertain, and it adds memory.
+    peak = memory.per_device_peak_bytes
+    exact = sum(
+        memory.breakdown_bytes.get(name, 0)
+        for name in ("weights", "kv_cache", "gradients", "optimizer_states", "adapters")
+    )
+    low, high = confidence.interval(float(peak), confidence.memory_spread)
+    found["per_device_peak_bytes"] = (max(low, float(min(exact, peak))), high)
+    return found

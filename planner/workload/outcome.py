@@ -1,0 +1,28 @@
+"""What a workload hands back before it becomes an answer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from planner.cost.memory import MemoryUse
+from planner.specs.estimate import Performance
+
+BOUND_NAMES = ("compute", "memory_bandwidth", "communication", "overhead")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Memory, speed, and the seconds of the workload's main step by what they are spent on."""
+
+    memory: MemoryUse
+    performance: Performance
+    seconds_by_class: Mapping[str, float]
+    fits: bool
+    energy_tokens_per_second: float | None = None
+    warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def bound_by(self) -> str:
+        """Return the resource that takes the most time, or the memory that does not suffice."""
+        if not self.fits:
+            return "memory_capacity"
+        return max(BOUND_NAMES, key=lambda name: self.seconds_by_class.get(name, 0.0))

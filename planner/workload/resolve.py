@@ -1,0 +1,274 @@
+"""From a request to a setting: look names up, fill defaults, refuse what contradicts itself."""
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from planner.catalog.devices import get_device
+from planner.catalog.engines import Engine, get_engine
+from planner.catalog.models import get_model, model_from_config
+from planner.cost.dtypes import WIDE, unquantised_dtype
+from planner.cost.parameters import count_parameters
+from planner.errors import BadRequestError, NotCoveredError, NotPossibleError
+from planner.specs.base import Dtype
+from planner.specs.cluster import DeviceSpec
+from planner.specs.estimate import EstimateRequest
+from planner.specs.model import ModelSpec
+from planner.specs.strategy import Strategy
+from planner.specs.workload import CompressWorkload, TrainWorkload
+from planner.workload.setting import Layout, Setting
+
+NOT_YET = {
+    "context_parallel_size": "context parallelism",
+    "speculative": "speculative decoding",
+    "disaggregated": "prefill and decode on different devices",
+    "sparsity": "sparse weights",
+    "attention_data_parallel_size": "data-parallel attention",
+    "virtual_pipeline_size": "interleaved pipelines",
+}
+RUNNER_INT4_GROUP = 64
+EIGHT_BIT_FLOATS = {"fp8", "nvfp4", "mxfp4"}
+
+
+def resolve_model(model: str | ModelSpec | dict[str, Any]) -> ModelSpec:
+    """Return the model of a request: by catalog id, by explicit fields, or from a config.
+
+    Raises:
+        UnknownModelError: the catalog has no such id.
+        BadConfigError: the config lacks a field, or its family is unknown.
+    """
+    if isinstance(model, ModelSpec):
+        return model
+    if isinstance(model, str):
+        return get_model(model)
+    return model_from_config(model, str(model.get("_name_or_path") or "custom"))
+
+
+def resolve_device(device: str | DeviceSpec) -> DeviceSpec:
+    """Return the device of a request: from the catalog, or as it was given."""
+    return get_device(device) if isinstance(device, str) else device
+
+
+def resolve(request: EstimateRequest) -> Setting:
+    """Return the request with every name looked up and every default filled in.
+
+    Raises:
+        PlannerError: a name is unknown, or the strategy contradicts the model or the cluster.
+    """
+    model = resolve_model(request.model)
+    device = resolve_device(request.cluster.device)
+    engine = get_engine(request.engine, device.kind)
+    refuse_uncovered(request.strategy)
+    layout = _layout(request, model)
+    strategy = _filled(request, model, engine, layout)
+    setting = Setting(
+        model=model,
+        counts=count_parameters(model),
+        device=device,
+        cluster=request.cluster,
+        workload=request.workload,
+        engine=engine,
+        strategy=strategy,
+        layout=layout,
+        host_calibration=request.host_calibration,
+    )
+    _warn(setting, request)
+    return setting
+
+
+def refuse_uncovered(strategy: Strategy) -> None:
+    """Refuse by name what the planner has no formula for yet.
+
+    Raises:
+        NotCoveredError: names the field.
+    """
+    for name, title in NOT_YET.items():
+        value = getattr(strategy, name)
+        if value not in (None, 1, 0.0):
+            raise NotCoveredError(
+                f"{name} is {value!r}: {title} cannot be costed yet; leave it out",
+                f"strategy.{name}",
+            )
+    offload = strategy.offload
+    if offload and (offload.kv_cpu or offload.activations_cpu or offload.weights_disk):
+        raise NotCoveredError(
+            "of offload only weights_cpu and optimizer can be costed yet", "strategy.offload"
+        )
+
+
+def _layout(request: EstimateRequest, model: ModelSpec) -> Layout:
+    strategy, available = request.strategy, request.cluster.num_devices
+    tensor = strategy.tensor_parallel_size or 1
+    pipeline = strategy.pipeline_parallel_size or 1
+    data = strategy.data_parallel_size or max(1, available // (tensor * pipeline))
+    expert = strategy.expert_parallel_size or 1
+    layout = Layout(data, tensor, pipeline, expert)
+    if layout.devices > available:
+        raise NotPossibleError(
+            f"{data} data x {tensor} tensor x {pipeline} pipeline ranks take {layout.devices} "
+            f"devices, the cluster has {available}",
+            "strategy.tensor_parallel_size",
+        )
+    _check_divides(model, tensor, pipeline)
+    if expert > 1 and not model.is_moe:
+        raise NotPossibleError(
+            f"expert_parallel_size is {expert}, but {model.id} is dense: it has no experts",
+            "strategy.expert_parallel_size",
+        )
+    if expert > data * tensor or (model.is_moe and model.num_experts % expert):
+        raise NotPossibleError(
+            f"expert_parallel_size is {expert}: it must divide the {model.num_experts} experts "
+            f"and be at most data x tensor = {data * tensor}",
+            "strategy.expert_parallel_size",
+        )
+    return layout
+
+
+def _check_divides(model: ModelSpec, tensor: int, pipeline: int) -> None:
+    heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
+    if heads % tensor:
+        raise NotPossibleError(
+            f"tensor_parallel_size is {tensor}: it must divide the {heads} attention heads",
+            "strategy.tensor_parallel_size",
+        )
+    if max(kv_heads, tensor) % min(kv_heads, tensor):
+        raise NotPossibleError(
+            f"tensor_parallel_size is {tensor}: it must divide, or be a multiple of, the "
+            f"{kv_heads} key-value heads",
+            "strategy.tensor_parallel_size",
+        )
+    if pipeline > model.num_hidden_layers:
+        raise NotPossibleError(
+            f"pipeline_parallel_size is {pipeline}, but the model has only "
+            f"{model.num_hidden_layers} layers",
+            "strategy.pipeline_parallel_size",
+        )
+
+
+def _filled(
+    request: EstimateRequest, model: ModelSpec, engine: Engine, layout: Layout
+) -> Strategy:
+    given = request.strategy
+    training = isinstance(request.workload, TrainWorkload)
+    weight = given.weight_dtype or _default_weight_dtype(request, model, engine)
+    activation = given.activation_dtype or _default_activation_dtype(weight)
+    fields: dict[str, object] = {
+        "weight_dtype": weight,
+        "activation_dtype": activation,
+        "group_size": given.group_size or _default_group(weight, engine),
+        "data_parallel_size": layout.data,
+        "tensor_parallel_size": layout.tensor,
+        "pipeline_parallel_size": layout.pipeline,
+    }
+    if model.is_moe:
+        fields["expert_parallel_size"] = layout.expert
+    if training:
+        fields |= _training_defaults(request, engine, layout, weight)
+    elif not isinstance(request.workload, CompressWorkload):
+        fields["kv_cache_dtype"] = given.kv_cache_dtype or _default_kv(weight, activation, engine)
+        fields["max_batch_tokens"] = given.max_batch_tokens or engine.max_batch_tokens or None
+        fields["attention"] = given.attention or "flash"
+    own = {name: value for name, value in given if value is not None}
+    return Strategy.model_validate({**fields, **own})
+
+
+def _default_weight_dtype(request: EstimateRequest, model: ModelSpec, engine: Engine) -> Dtype:
+    workload = request.workload
+    if isinstance(workload, TrainWorkload):
+        if workload.method == "qlora":
+            return "nf4"
+        own_runner = engine.role == "runner" and workload.method in {"pretrain", "full"}
+        return "fp32" if own_runner else "bf16"
+    published = model.weight_dtype or "bf16"
+    try:
+        return Strategy.model_validate({"weight_dtype": published}).weight_dtype or "bf16"
+    except ValidationError:
+        return "bf16"
+
+
+def _default_activation_dtype(weight: Dtype) -> Dtype:
+    if weight in EIGHT_BIT_FLOATS:
+        return weight
+    return unquantised_dtype(weight)
+
+
+def _default_group(weight: Dtype, engine: Engine) -> int | None:
+    if weight in {"int4", "nf4"}:
+        return RUNNER_INT4_GROUP if engine.role == "runner" or weight == "nf4" else 128
+    return None
+
+
+def _default_kv(weight: Dtype, activation: Dtype, engine: Engine) -> Dtype:
+    if weight in {"fp8", "nvfp4"} and engine.fp8_kv_cache_with_fp8_weights:
+        return "fp8"
+    return activation if activation in WIDE else "bf16"
+
+
+def _training_defaults(
+    request: EstimateRequest, engine: Engine, layout: Layout, weight: Dtype
+) -> dict[str, object]:
+    workload, given = request.workload, request.strategy
+    if not isinstance(workload, TrainWorkload):
+        raise BadRequestError("training defaults are for workload.kind train", "workload.kind")
+    per_rank = workload.global_batch_size / layout.data
+    if per_rank < 1 or not per_rank.is_integer():
+        raise NotPossibleError(
+            f"global_batch_size is {workload.global_batch_size}: it must be a multiple of "
+            f"data_parallel_size {layout.data}",
+            "workload.global_batch_size",
+        )
+    accumulation = given.gradient_accumulation_steps
+    whole = int(per_rank) if engine.role == "runner" else 1
+    micro = given.micro_batch_size or (int(per_rank) // accumulation if accumulation else whole)
+    if micro == 0 or per_rank % micro:
+        raise NotPossibleError(
+            f"micro_batch_size is {micro}: it must divide the {int(per_rank)} sequences of each "
+            "data-parallel rank",
+            "strategy.micro_batch_size",
+        )
+    steps = int(per_rank) // micro
+    if accumulation and accumulation != steps:
+        raise NotPossibleError(
+            f"gradient_accumulation_steps is {accumulation}, but {int(per_rank)} sequences a "
+            f"rank at micro_batch_size {micro} make {steps}",
+            "strategy.gradient_accumulation_steps",
+        )
+    plain = unquantised_dtype(weight)
+    return {
+        "compute_dtype": given.compute_dtype or ("bf16" if weight != "fp32" else "fp32"),
+        "activation_dtype": given.activation_dtype or given.compute_dtype or plain,
+        "zero_stage": given.zero_stage or 0,
+        "micro_batch_size": micro,
+        "gradient_accumulation_steps": steps,
+        "pipeline_schedule": given.pipeline_schedule or ("1f1b" if layout.pipeline > 1 else None),
+        "activation_recomputation": given.activation_recomputation or "none",
+        "attention": given.attention or "flash",
+        "sequence_parallel": engine.sequence_parallel and layout.tensor > 1,
+        "optimizer_dtype": given.optimizer_dtype or "fp32",
+        "gradient_dtype": given.gradient_dtype or engine.gradient_dtype or plain,
+    }
+
+
+def _warn(setting: Setting, request: EstimateRequest) -> None:
+    add = setting.warnings.append
+    if setting.engine.is_generic:
+        add(
+            f"engine {setting.engine.key} has no figures of its own: the generic figures of "
+            f"{setting.engine.role} engines are used, with wider intervals"
+        )
+    unused = request.cluster.num_devices - setting.layout.devices
+    if unused:
+        add(f"{unused} of {request.cluster.num_devices} devices stay unused")
+    if request.engine and not request.strategy.kv_cache_dtype and setting.strategy.kv_cache_dtype:
+        add(
+            f"engine flags unknown: the defaults of {setting.engine.title} are assumed, "
+            f"KV cache in {setting.strategy.kv_cache_dtype}"
+        )
+    per_token = getattr(request.workload, "input_tokens", 0) + getattr(
+        request.workload, "output_tokens", 0
+    )
+    if per_token > setting.model.max_position_embeddings:
+        add(
+            f"{per_token} tokens exceed the model's context of "
+            f"{setting.model.max_position_embeddings}"
+        )

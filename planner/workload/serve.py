@@ -1,0 +1,233 @@
+"""Serve requests with continuous batching: how many run at once, how long each token takes.
+
+A request's life is one prefill and a decode step per further token. While it decodes, the other
+requests of the batch are prefilled in between, which lengthens the gap between its tokens.
+"""
+
+from dataclasses import dataclass
+
+from planner.cost.equation import Ledger, equation
+from planner.cost.quantity import Quantity
+from planner.specs.estimate import Performance
+from planner.specs.workload import ServeWorkload
+from planner.workload.forward import PassCost
+from planner.workload.generate import decode_pass, prefill_pass
+from planner.workload.inference_memory import Load, inference_memory, usable_bytes
+from planner.workload.outcome import Outcome
+from planner.workload.setting import Setting
+
+GROUP = "serving"
+FIXED_POINT_ROUNDS = 12
+MAX_SEARCHED_CONCURRENCY = 4096
+
+
+@equation(
+    "TPOT = t_decode + (b-1)/s_out · t_prefill",
+    unit="s",
+    symbols={
+        "decode_s": "t_decode",
+        "running": "b",
+        "output_tokens": "s_out",
+        "prefill_s": "t_prefill",
+    },
+    source="one prefill of every other request falls into each request's decode phase",
+)
+def mean_token_gap(
+    *, decode_s: Quantity, running: Quantity, output_tokens: Quantity, prefill_s: Quantity
+) -> Quantity:
+    """Return the mean seconds between two tokens of a request in a continuous batch."""
+    return decode_s + (running - 1) / output_tokens * prefill_s
+
+
+@equation(
+    "TTFT = t_prefill + t_decode/2 + (b-1)/2 · t_prefill · busy + wait",
+    unit="s",
+    symbols={
+        "prefill_s": "t_prefill",
+        "decode_s": "t_decode",
+        "running": "b",
+        "busy_ratio": "busy",
+        "wait_s": "wait",
+    },
+    source="own prefill, half a running step, and the queue of a closed loop that starts at once",
+)
+def time_to_first_token(
+    *,
+    prefill_s: Quantity,
+    decode_s: Quantity,
+    running: Quantity,
+    busy_ratio: Quantity,
+    wait_s: Quantity,
+) -> Quantity:
+    """Return the mean seconds from a request's arrival to its first token."""
+    return prefill_s + decode_s / 2 + (running - 1) / 2 * prefill_s * busy_ratio + wait_s
+
+
+@dataclass(frozen=True)
+class _Steady:
+    """The steady state of one replica with ``running`` requests at once."""
+
+    running: float
+    prefill: PassCost
+    decode: PassCost
+    tpot_s: float
+    ttft_s: float
+    latency_s: float
+
+
+def serve(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
+    """Return what serving the workload costs, with the requests that fit at once."""
+    most = max_concurrency(setting, workload)
+    offered = _offered(setting, workload, most)
+    running = max(1.0, min(offered, most))
+    memory = inference_memory(setting, ledger, _load(setting, workload, running))
+    steady = _steady(setting, workload, ledger, running, offered)
+    return Outcome(
+        memory=memory,
+        fits=most >= 1,
+        seconds_by_class=_seconds_by_class(steady, workload),
+        energy_tokens_per_second=_rate(setting, workload, steady) * workload.output_tokens,
+        performance=_performance(setting, workload, steady, most),
+        warnings=_warnings(setting, workload, steady, (offered, most)),
+    )
+
+
+def max_concurrency(setting: Setting, workload: ServeWorkload) -> int:
+    """Return how many full-length requests one replica's memory holds at once."""
+    empty = inference_memory(setting, Ledger(), _load(setting, workload, 0.0))
+    one = inference_memory(setting, Ledger(), _load(setting, workload, 1.0))
+    budget = usable_bytes(setting)
+    rooms = []
+    for without, with_one in zip(empty.stages, one.stages, strict=True):
+        per_request = with_one.peak_bytes - without.peak_bytes
+        rooms.append((budget - without.peak_bytes) / per_request)
+    return max(0, int(min(rooms)))
+
+
+def _load(setting: Setting, workload: ServeWorkload, sequences: float) -> Load:
+    prompt = workload.input_tokens
+    budget = setting.strategy.max_batch_tokens or prompt
+    return Load(
+        sequences=sequences,
+        tokens_per_sequence=prompt + workload.output_tokens,
+        step_tokens=min(budget, max(prompt, sequences)),
+        sampled_tokens=max(1.0, sequences),
+        paged=setting.engine.role == "serving",
+        shared_tokens=prompt * workload.prefix_share_ratio,
+    )
+
+
+def _offered(setting: Setting, workload: ServeWorkload, most: int) -> float:
+    """Return the requests that want to run at once on one replica.
+
+    An open loop settles where arrivals times latency equals the requests in flight (Little).
+    """
+    replicas = setting.layout.data
+    if workload.concurrency is not None:
+        return max(1.0, workload.concurrency / replicas)
+    if workload.request_rate_per_second is None:
+        return float(min(max(most, 1), MAX_SEARCHED_CONCURRENCY))
+    rate = workload.request_rate_per_second / replicas
+    running = 1.0
+    for _ in range(FIXED_POINT_ROUNDS):
+        steady = _steady(setting, workload, Ledger(), running, running)
+        wanted = max(1.0, rate * steady.latency_s)
+        if wanted >= most:
+            return wanted
+        running = wanted
+    return running
+
+
+def _steady(
+    setting: Setting, workload: ServeWorkload, ledger: Ledger, running: float, offered: float
+) -> _Steady:
+    stages = setting.layout.pipeline
+    fresh = workload.input_tokens * (1 - workload.prefix_share_ratio)
+    prefill = prefill_pass(setting, ledger, 1.0, fresh)
+    context = workload.input_tokens + workload.output_tokens / 2
+    decode = decode_pass(setting, ledger, max(1.0, running / stages), context)
+    # Stages work on different requests at the same time, so a prefill delays others by one stage.
+    slot = prefill.total_s / stages
+    tpot = ledger.term(
+        mean_token_gap,
+        setting.line(GROUP, "Time per output token", key="tpot"),
+        decode_s=decode.total_s,
+        running=running,
+        output_tokens=workload.output_tokens,
+        prefill_s=slot,
+    )
+    life = prefill.total_s + (workload.output_tokens - 1) * tpot
+    wait = max(0.0, offered / running - 1) * life
+    ttft = ledger.term(
+        time_to_first_token,
+        setting.line(GROUP, "Time to first token", key="ttft"),
+        prefill_s=prefill.total_s,
+        decode_s=decode.total_s if running > 1 else 0.0,
+        running=running,
+        busy_ratio=min(1.0, running * slot / life),
+        wait_s=wait,
+    )
+    latency = ttft + (workload.output_tokens - 1) * tpot
+    return _Steady(running, prefill, decode, tpot, ttft, latency)
+
+
+def _rate(setting: Setting, workload: ServeWorkload, steady: _Steady) -> float:
+    """Return the requests per second of all replicas, never more than arrive."""
+    waiting_free = steady.latency_s
+    if workload.concurrency is not None:
+        return workload.concurrency / waiting_free
+    rate = setting.layout.data * steady.running / waiting_free
+    if workload.request_rate_per_second is not None:
+        rate = min(rate, workload.request_rate_per_second)
+    return rate
+
+
+def _performance(
+    setting: Setting, workload: ServeWorkload, steady: _Steady, most: int
+) -> Performance:
+    rate = _rate(setting, workload, steady)
+    produced = rate * workload.output_tokens
+    share = _seconds_by_class(steady, workload)
+    return Performance(
+        tokens_per_second=produced,
+        output_tokens_per_second=produced,
+        prefill_tokens_per_second=workload.input_tokens / steady.prefill.total_s,
+        decode_tokens_per_second=setting.layout.data * steady.running / steady.decode.total_s,
+        tokens_per_second_per_device=produced / setting.layout.devices,
+        requests_per_second=rate,
+        ttft_seconds=steady.ttft_s,
+        tpot_seconds=steady.tpot_s,
+        latency_seconds=steady.latency_s,
+        prefill_seconds=steady.prefill.total_s,
+        max_concurrency=most * setting.layout.data,
+        communication_ratio=share["communication"] / sum(share.values()),
+    )
+
+
+def _seconds_by_class(steady: _Steady, workload: ServeWorkload) -> dict[str, float]:
+    """Return the seconds of one request's work by class, decode steps shared by the batch."""
+    steps = workload.output_tokens / steady.running
+    decode, prefill = steady.decode.by_class, steady.prefill.by_class
+    return {name: prefill[name] + steps * decode[name] for name in decode}
+
+
+def _warnings(
+    setting: Setting,
+    workload: ServeWorkload,
+    steady: _Steady,
+    load: tuple[float, int],
+) -> tuple[str, ...]:
+    offered, most = load
+    found = []
+    if 1 <= most < offered:
+        found.append(
+            f"memory holds {most * setting.layout.data} requests at once, "
+            f"{round(offered * setting.layout.data)} are offered: the rest wait"
+        )
+    for name, value, limit in (
+        ("ttft_seconds", steady.ttft_s, workload.ttft_slo_seconds),
+        ("tpot_seconds", steady.tpot_s, workload.tpot_slo_seconds),
+    ):
+        if limit is not None and value > limit:
+            found.append(f"{name} is {value:.3g} s, above the objective of {limit:g} s")
+    return tuple(found)

@@ -1,0 +1,203 @@
+"""Everything that an estimate depends on, resolved: nothing is left to default after this."""
+
+from dataclasses import dataclass, field
+
+from planner.catalog.engines import Engine, sources
+from planner.cost.dtypes import element_bytes, unquantised_dtype, weight_bytes_per_element
+from planner.cost.equation import Line, Origin
+from planner.cost.parameters import ParameterCounts
+from planner.errors import BadRequestError
+from planner.specs.base import Dtype, OperatorClass
+from planner.specs.calibration import HostCalibration
+from planner.specs.cluster import ClusterSpec, DeviceSpec
+from planner.specs.model import ModelSpec
+from planner.specs.strategy import OffloadSpec, Strategy
+from planner.specs.workload import Workload
+
+DEFAULT_INTER_NODE_BYTES_PER_S = 50e9  # one 400 Gbit/s port per device
+DEFAULT_INTRA_NODE_BYTES_PER_S = 16e9  # PCIe 3.0 x16, where the catalog names no link
+DEFAULT_DISK_BYTES_PER_S = 1e9
+CONSUMER_FALLBACK: dict[Dtype, tuple[Dtype, ...]] = {
+    "fp32": (),
+    "tf32": ("fp32",),
+    "bf16": ("fp16", "fp32"),
+    "fp16": ("bf16", "fp32"),
+    "fp8": ("bf16", "fp16", "fp32"),
+    "int8": ("bf16", "fp16", "fp32"),
+    "nvfp4": ("fp8", "bf16", "fp16", "fp32"),
+    "mxfp4": ("fp8", "bf16", "fp16", "fp32"),
+    "int4": ("int8", "bf16", "fp16", "fp32"),
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the ranks are laid out; the sizes multiply to the number of devices in use."""
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    expert: int = 1
+
+    @property
+    def devices(self) -> int:
+        """Return how many devices the layout takes."""
+        return self.data * self.tensor * self.pipeline
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One strategy on one cluster, with every default filled in."""
+
+    model: ModelSpec
+    counts: ParameterCounts
+    device: DeviceSpec
+    cluster: ClusterSpec
+    workload: Workload
+    engine: Engine
+    strategy: Strategy
+    layout: Layout
+    host_calibration: HostCalibration | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def is_measured(self) -> bool:
+        """Return whether the device's rates were measured on the host itself."""
+        return self.device.provenance == "measured"
+
+    @property
+    def weight_dtype(self) -> Dtype:
+        """Return the dtype in which the linear weights are stored."""
+        return self.strategy.weight_dtype or "bf16"
+
+    @property
+    def activation_dtype(self) -> Dtype:
+        """Return the dtype of what flows between layers."""
+        return self.strategy.activation_dtype or "bf16"
+
+    @property
+    def weight_element_bytes(self) -> float:
+        """Return the stored bytes of one linear weight, metadata included."""
+        return weight_bytes_per_element(self.weight_dtype, self.strategy.group_size)
+
+    @property
+    def plain_element_bytes(self) -> float:
+        """Return the bytes of one embedding, norm or output-head weight."""
+        return element_bytes(unquantised_dtype(self.weight_dtype))
+
+    @property
+    def activation_element_bytes(self) -> float:
+        """Return the bytes of one residual element: at least the 16 bits between kernels."""
+        return max(element_bytes(self.activation_dtype), element_bytes("bf16"))
+
+    @property
+    def kv_element_bytes(self) -> float:
+        """Return the bytes of one cached key or value element."""
+        return element_bytes(self.strategy.kv_cache_dtype or "bf16")
+
+    @property
+    def offload(self) -> OffloadSpec:
+        """Return what lives off the device."""
+        return self.strategy.offload or OffloadSpec()
+
+    def factor(self, operator_class: OperatorClass) -> float:
+        """Return what this host's measurements multiply an operator class with."""
+        if self.host_calibration is None:
+            return 1.0
+        found = self.host_calibration.factors.get(operator_class)
+        return found.factor if found else 1.0
+
+    def line(
+        self, group: str, name: str, operator_class: OperatorClass | None = None, key: str = ""
+    ) -> Line:
+        """Return where a term goes, with the host's factor and the origin of its rates."""
+        factor = self.factor(operator_class) if operator_class else 1.0
+        return Line(group, name, key, operator_class, factor, self._origin(operator_class))
+
+    def _origin(self, operator_class: OperatorClass | None) -> Origin:
+        measured = self.is_measured and operator_class in {"compute", "memory_bandwidth"}
+        if measured:
+            when = f" on {self.device.as_of}" if self.device.as_of else ""
+            return Origin("measured", f"rates measured on this host{when}")
+        topic = {
+            "compute": sources()["matmul"],
+            "memory_bandwidth": sources()["blis"],
+            "communication": sources()["nccl"],
+            "overhead": sources()["eager" if self.engine.ops_per_layer else "blis"],
+        }
+        return Origin("modelled", topic.get(operator_class or "", ""))
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How fast the device does each thing for one setting, and at what share of the peak."""
+
+    peak_flops_per_s: float
+    compute_efficiency: float
+    memory_bytes_per_s: float
+    weight_efficiency: float
+    kv_efficiency: float
+    link_bytes_per_s: float
+    inter_node_bytes_per_s: float
+    latency_s: float
+    op_overhead_s: float
+
+
+def compute_dtype_of(setting: Setting) -> Dtype:
+    """Return the dtype in which matrix products run.
+
+    Weight-only quantisation dequantises first: the product runs at the activations' dtype.
+    """
+    return setting.strategy.compute_dtype or setting.activation_dtype
+
+
+def peak_of(device: DeviceSpec, dtype: Dtype) -> tuple[float, Dtype]:
+    """Return the device's dense peak for a dtype, or for the nearest wider one that it has.
+
+    Raises:
+        BadRequestError: the device has no peak at all.
+    """
+    for candidate in (dtype, *CONSUMER_FALLBACK.get(dtype, ("bf16", "fp16", "fp32"))):
+        if candidate in device.peak_flops_per_second:
+            return device.peak_flops_per_second[candidate], candidate
+    if device.peak_flops_per_second:
+        widest = next(iter(device.peak_flops_per_second))
+        return device.peak_flops_per_second[widest], widest
+    raise BadRequestError(
+        f"device {device.id} has no peak_flops_per_second: nobody published one; "
+        "give the device as an object with the rate of at least one dtype",
+        "cluster.device.peak_flops_per_second",
+    )
+
+
+def rates_of(setting: Setting) -> Rates:
+    """Return the rates that the setting's operators run at."""
+    device, cluster, engine = setting.device, setting.cluster, setting.engine
+    peak, used = peak_of(device, compute_dtype_of(setting))
+    efficiency = engine.matmul_efficiency
+    if used in device.achieved_flops_per_second:
+        efficiency = device.achieved_flops_per_second[used] / peak
+    weight_efficiency, kv_efficiency = engine.weight_read_efficiency, engine.kv_read_efficiency
+    if setting.is_measured:
+        efficiency = weight_efficiency = kv_efficiency = 1.0
+    stream = device.weight_stream_bytes_per_second.get(setting.weight_dtype)
+    if stream:
+        weight_efficiency = stream / device.memory_bandwidth_bytes_per_second
+    intra = (
+        cluster.intra_node_bandwidth_bytes_per_second
+        or device.intra_node_bandwidth_bytes_per_second
+        or DEFAULT_INTRA_NODE_BYTES_PER_S
+    )
+    inter = cluster.inter_node_bandwidth_bytes_per_second or DEFAULT_INTER_NODE_BYTES_PER_S
+    overhead = device.op_overhead_seconds
+    return Rates(
+        peak_flops_per_s=peak,
+        compute_efficiency=efficiency,
+        memory_bytes_per_s=device.memory_bandwidth_bytes_per_second,
+        weight_efficiency=weight_efficiency,
+        kv_efficiency=kv_efficiency,
+        link_bytes_per_s=intra * engine.link_efficiency,
+        inter_node_bytes_per_s=inter * engine.link_efficiency,
+        latency_s=engine.collective_latency_s,
+        op_overhead_s=engine.op_overhead_s if overhead is None else overhead,
+    )

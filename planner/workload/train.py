@@ -1,0 +1,272 @@
+"""One training step: forward, backward, recomputation, bubble, exposed communication, update."""
+
+from dataclasses import dataclass
+
+from planner.cost.communication import (
+    all_gather_seconds,
+    all_reduce_seconds,
+    point_to_point_seconds,
+)
+from planner.cost.compute import attention_flops, matmul_flops
+from planner.cost.dtypes import element_bytes
+from planner.cost.equation import Ledger, equation
+from planner.cost.quantity import Quantity
+from planner.cost.roofline import compute_seconds, memory_seconds, overhead_seconds
+from planner.cost.training_states import STATE_BYTES
+from planner.specs.estimate import Performance
+from planner.specs.workload import TrainWorkload
+from planner.workload.forward import elementwise_bytes, link_for
+from planner.workload.generate import layer_pairs
+from planner.workload.outcome import Outcome
+from planner.workload.setting import Rates, Setting, rates_of
+from planner.workload.training_memory import (
+    ADAPTER_METHODS,
+    optimizer_of,
+    refuse_uncovered_method,
+    trained_parameters,
+    training_memory,
+)
+
+GROUP = "train_step"
+# Forward is one pass over the weights; backward is one for the inputs and one for the weights,
+# of which frozen weights need only the first.
+FULL_PASSES, ADAPTER_PASSES = 3, 2
+# All-reduces of tensor parallelism per layer: two forward and two backward.
+REDUCES_PER_LAYER = 4
+# The share of a data-parallel exchange that the backward pass hides.
+OVERLAP = 0.8
+BACKWARD_SHARE = 2 / 3
+FULL_SHARDING = 3  # the ZeRO stage that also splits the weights
+# An eager backward pass issues about twice the operators of the forward pass.
+ISSUE_PASSES = 3
+# The optimiser reads weight, gradient and states and writes weight and states.
+UPDATE_READS_AND_WRITES = 2
+
+
+@equation(
+    "t_step = (m + p - 1) · t_micro + exposed + update",
+    unit="s",
+    symbols={
+        "micro_batches": "m",
+        "stages": "p",
+        "micro_batch_s": "t_micro",
+        "exposed_s": "exposed",
+        "update_s": "update",
+    },
+    source="Narayanan et al. 2021, arXiv:2104.04473, section 2.2 (GPipe and 1F1B)",
+)
+def step_seconds(
+    *,
+    micro_batches: Quantity,
+    stages: Quantity,
+    micro_batch_s: Quantity,
+    exposed_s: Quantity,
+    update_s: Quantity,
+) -> Quantity:
+    """Return the seconds of one step with a pipeline's fill and drain."""
+    return (micro_batches + stages - 1) * micro_batch_s + exposed_s + update_s
+
+
+@dataclass(frozen=True)
+class _MicroBatch:
+    """The seconds and FLOP of one micro-batch on one stage, forward and backward."""
+
+    compute_s: float
+    memory_s: float
+    communication_s: float
+    overhead_s: float
+    model_flops: float
+
+    @property
+    def total_s(self) -> float:
+        return self.compute_s + self.memory_s + self.communication_s + self.overhead_s
+
+
+def train(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outcome:
+    """Return what one training step costs, and the whole run when its length is given."""
+    refuse_uncovered_method(workload)
+    step = _Step(setting, workload, ledger)
+    memory = training_memory(setting, ledger, workload)
+    micro = step.micro_batch()
+    exposed, update = step.data_parallel(micro), step.update()
+    count = setting.strategy.gradient_accumulation_steps or 1
+    stages = setting.layout.pipeline
+    seconds = ledger.term(
+        step_seconds,
+        setting.line(GROUP, "Training step", key="step"),
+        micro_batches=count,
+        stages=stages,
+        micro_batch_s=micro.total_s,
+        exposed_s=exposed,
+        update_s=update,
+    )
+    tokens = workload.global_batch_size * workload.sequence_length
+    per_device = micro.model_flops * count / seconds
+    by_class = {
+        "compute": count * micro.compute_s,
+        "memory_bandwidth": count * micro.memory_s + update,
+        "communication": count * micro.communication_s + exposed,
+        "overhead": count * micro.overhead_s,
+    }
+    return Outcome(
+        memory=memory,
+        fits=memory.fits,
+        seconds_by_class=by_class,
+        energy_tokens_per_second=tokens / seconds,
+        performance=Performance(
+            tokens_per_second=tokens / seconds,
+            tokens_per_second_per_device=tokens / seconds / setting.layout.devices,
+            step_seconds=seconds,
+            samples_per_second=workload.global_batch_size / seconds,
+            model_flops_per_second_per_device=per_device,
+            mfu=per_device / step.rates.peak_flops_per_s,
+            bubble_ratio=(stages - 1) * micro.total_s / seconds,
+            communication_ratio=by_class["communication"] / seconds,
+            duration_seconds=workload.tokens / tokens * seconds if workload.tokens else None,
+        ),
+    )
+
+
+class _Step:
+    """The parts of one step on one device."""
+
+    def __init__(self, setting: Setting, workload: TrainWorkload, ledger: Ledger) -> None:
+        self.setting, self.workload, self.ledger = setting, workload, ledger
+        self.rates: Rates = rates_of(setting)
+        self.micro_sequences = setting.strategy.micro_batch_size or 1
+        self.tokens = float(self.micro_sequences * workload.sequence_length)
+        # One device does its share of a replica's work: 1 / (tensor x pipeline).
+        self.share = setting.layout.tensor * setting.layout.pipeline
+
+    def micro_batch(self) -> _MicroBatch:
+        """Cost forward and backward of one micro-batch on one device."""
+        flops = self._flops()
+        is_adapter = self.workload.method in ADAPTER_METHODS
+        passes = ADAPTER_PASSES if is_adapter else FULL_PASSES
+        recomputed = 1 if self.setting.strategy.activation_recomputation == "full" else 0
+        compute = self.ledger.term(
+            compute_seconds,
+            self.setting.line(GROUP, "Forward, backward, recomputation", "compute", "compute"),
+            work_flops=flops * (passes + recomputed),
+            peak_flops_per_s=self.rates.peak_flops_per_s,
+            compute_efficiency=self.rates.compute_efficiency,
+        )
+        memory = self._elementwise(FULL_PASSES + recomputed)
+        overhead = self._overhead(compute + memory)
+        return _MicroBatch(compute, memory, self._tensor_parallel(), overhead, flops * passes)
+
+    def _flops(self) -> float:
+        """Return the forward FLOP of one micro-batch on one device."""
+        model, counts = self.setting.model, self.setting.counts
+        linear = counts.query_output + counts.key_value + counts.feed_forward
+        linear += counts.experts_active
+        head = model.vocab_size * model.hidden_size
+        matmul = self.ledger.term(
+            matmul_flops,
+            self.setting.line(GROUP, "Matrix products: forward", key="matmul_flops"),
+            parameters=(linear + head) / self.share,
+            num_tokens=self.tokens,
+        )
+        attention = self.ledger.term(
+            attention_flops,
+            self.setting.line(GROUP, "Attention: forward", key="attention_flops"),
+            num_heads=model.num_attention_heads / self.share,
+            head_dim=model.head_dim,
+            num_layers=1,
+            token_pairs=self.micro_sequences * layer_pairs(model, self.workload.sequence_length),
+        )
+        return matmul + attention
+
+    def _elementwise(self, passes: int) -> float:
+        moved = elementwise_bytes(self.setting, self.tokens) / self.setting.layout.pipeline
+        logits = self.tokens * self.setting.model.vocab_size / self.share
+        return self.ledger.term(
+            memory_seconds,
+            self.setting.line(
+                GROUP, "Norms, activations, residuals, loss", "memory_bandwidth", "elementwise"
+            ),
+            moved_bytes=(moved + logits * 2 * element_bytes("fp32")) * passes,
+            memory_bytes_per_s=self.rates.memory_bytes_per_s,
+            memory_efficiency=self.rates.weight_efficiency,
+        )
+
+    def _overhead(self, work_s: float) -> float:
+        engine = self.setting.engine
+        issue = self.ledger.term(
+            overhead_seconds,
+            self.setting.line(GROUP, "Issuing operators", "overhead"),
+            num_layers=self.setting.model.num_hidden_layers / self.setting.layout.pipeline,
+            ops_per_layer=engine.ops_per_layer,
+            op_overhead_s=self.rates.op_overhead_s,
+            layer_overhead_s=engine.layer_overhead_s,
+            passes=ISSUE_PASSES,
+        )
+        return issue if self.setting.device.kind == "cpu" else max(0.0, issue - work_s)
+
+    def _tensor_parallel(self) -> float:
+        setting, layout = self.setting, self.setting.layout
+        payload = self.tokens * setting.model.hidden_size * setting.activation_element_bytes
+        seconds = self.ledger.term(
+            all_reduce_seconds,
+            setting.line(GROUP, "Tensor-parallel all-reduces", "communication"),
+            payload_bytes=payload,
+            ranks=layout.tensor,
+            link_bytes_per_s=link_for(setting, self.rates, layout.tensor),
+            latency_s=self.rates.latency_s,
+            count=REDUCES_PER_LAYER * setting.model.num_hidden_layers / layout.pipeline,
+        )
+        if layout.pipeline > 1:
+            seconds += self.ledger.term(
+                point_to_point_seconds,
+                setting.line(GROUP, "Pipeline hand-over", "communication"),
+                payload_bytes=payload,
+                ranks=2,
+                link_bytes_per_s=link_for(setting, self.rates, self.share),
+                latency_s=self.rates.latency_s,
+                count=2,
+            )
+        return seconds
+
+    def _trained_per_device(self) -> float:
+        return trained_parameters(self.setting, self.workload) / self.share
+
+    def data_parallel(self, micro: _MicroBatch) -> float:
+        """Cost the exchange of gradients and shards that the backward pass does not hide."""
+        setting, layout = self.setting, self.setting.layout
+        dtype = setting.strategy.gradient_dtype or "bf16"
+        line = setting.line(GROUP, "Data-parallel exchange", "communication")
+        link = link_for(setting, self.rates, layout.devices)
+        whole = self.ledger.term(
+            all_reduce_seconds,
+            line,
+            payload_bytes=self._trained_per_device() * element_bytes(dtype),
+            ranks=layout.data,
+            link_bytes_per_s=link,
+            latency_s=self.rates.latency_s,
+        )
+        if setting.strategy.zero_stage == FULL_SHARDING:
+            whole += self.ledger.term(
+                all_gather_seconds,
+                setting.line(GROUP, "Gathering weight shards", "communication"),
+                payload_bytes=setting.counts.total / self.share * setting.weight_element_bytes,
+                ranks=layout.data,
+                link_bytes_per_s=link,
+                latency_s=self.rates.latency_s,
+            )
+        window = micro.compute_s * (setting.strategy.gradient_accumulation_steps or 1)
+        return max(0.0, whole - OVERLAP * window * BACKWARD_SHARE)
+
+    def update(self) -> float:
+        """Cost the optimiser's reading and writing of weights, gradients and states."""
+        setting = self.setting
+        shards = setting.layout.data if setting.strategy.zero_stage else 1
+        states = STATE_BYTES[optimizer_of(self.workload)]
+        gradient = element_bytes(setting.strategy.gradient_dtype or "bf16")
+        each = UPDATE_READS_AND_WRITES * (states + setting.plain_element_bytes) + gradient
+        return self.ledger.term(
+            memory_seconds,
+            setting.line(GROUP, "Optimiser update", "memory_bandwidth", "update"),
+            moved_bytes=self._trained_per_device() / shards * each,
+            memory_bytes_per_s=self.rates.memory_bytes_per_s,
+            memory_efficiency=self.rates.weight_efficiency,
+        )

@@ -1,0 +1,258 @@
+"""What training holds on each device: weights, gradients, optimiser states, activations, loss."""
+
+from planner.cost.activations import (
+    attention_width,
+    feed_forward_width,
+    kept_activation_bytes,
+    kept_elements,
+    loss_bytes,
+    score_bytes,
+)
+from planner.cost.dtypes import SIXTEEN_BIT, WIDE, element_bytes
+from planner.cost.equation import Ledger
+from planner.cost.memory import MemoryUse, StageMemory
+from planner.cost.training_states import (
+    STATE_BYTES,
+    lora_parameters,
+    lora_widths,
+    pipeline_in_flight,
+    sharded_state_bytes,
+    zero_shards,
+)
+from planner.cost.weights import stage_layers
+from planner.errors import NotCoveredError
+from planner.specs.workload import TrainWorkload
+from planner.workload.inference_memory import stage_weight_bytes, usable_bytes
+from planner.workload.setting import Setting
+
+GROUP = "memory"
+DEFAULT_LORA_RANK = 16
+MASTER_BYTES = 4.0
+ADAPTER_METHODS = frozenset({"lora", "qlora"})
+FUSED_METHODS = frozenset({"lomo", "adalomo"})
+NOT_COVERED_METHODS = {"qft": "integer training states", "alphatuning": "scale-only training"}
+
+
+def refuse_uncovered_method(workload: TrainWorkload) -> None:
+    """Refuse by name the methods that have no formula yet.
+
+    Raises:
+        NotCoveredError: names the method.
+    """
+    if workload.method in NOT_COVERED_METHODS:
+        raise NotCoveredError(
+            f"method {workload.method}: {NOT_COVERED_METHODS[workload.method]} cannot be costed "
+            "yet; choose pretrain, full, lora, qlora, lomo or adalomo",
+            "workload.method",
+        )
+
+
+def optimizer_of(workload: TrainWorkload) -> str:
+    """Return the optimiser in use: the method's own, the one asked for, or AdamW."""
+    if workload.method in FUSED_METHODS:
+        return workload.method
+    return workload.optimizer or "adamw"
+
+
+def trained_parameters(setting: Setting, workload: TrainWorkload) -> float:
+    """Return how many parameters the whole model trains: all, or the adapters alone."""
+    if workload.method not in ADAPTER_METHODS:
+        return float(setting.counts.total)
+    rank = workload.lora_rank or DEFAULT_LORA_RANK
+    widths = lora_widths(setting.model)
+    return float(
+        lora_parameters(num_layers=setting.model.num_hidden_layers, rank=rank, widths=widths)
+    )
+
+
+def training_memory(setting: Setting, ledger: Ledger, workload: TrainWorkload) -> MemoryUse:
+    """Return what every pipeline stage holds; the fullest stage is the one in the ledger."""
+    stages = setting.layout.pipeline
+    drafts = [_Stage(setting, Ledger(), workload, index).memory() for index in range(stages)]
+    fullest = max(range(stages), key=lambda index: drafts[index].peak_bytes)
+    drafts[fullest] = _Stage(setting, ledger, workload, fullest).memory()
+    host = 0.0
+    if setting.offload.optimizer == "cpu":
+        host = setting.layout.tensor * sum(
+            _Stage(setting, Ledger(), workload, index).optimizer_states()
+            for index in range(stages)
+        )
+    return MemoryUse(
+        stages=tuple(drafts),
+        capacity_bytes=setting.device.memory_bytes,
+        usable_bytes=usable_bytes(setting),
+        host_bytes=host,
+    )
+
+
+class _Stage:
+    """One pipeline stage of a training run."""
+
+    def __init__(
+        self, setting: Setting, ledger: Ledger, workload: TrainWorkload, index: int
+    ) -> None:
+        self.setting, self.ledger, self.workload, self.index = setting, ledger, workload, index
+        self.layers = stage_layers(setting.model.num_hidden_layers, setting.layout.pipeline)[index]
+        self.stage = setting.strategy.zero_stage or 0
+
+    def memory(self) -> StageMemory:
+        """Return the stage's bytes by tensor class."""
+        setting = self.setting
+        optimizer = self.optimizer_states()
+        weights = self.weights()
+        adapters = self.adapters()
+        factor = setting.factor("memory")
+        return StageMemory(
+            {
+                "weights": weights,
+                "adapters": adapters,
+                "gradients": self.gradients(),
+                "optimizer_states": 0.0 if setting.offload.optimizer != "none" else optimizer,
+                "activations": self.activations() * factor,
+                "buffers": self.gathered_weights(weights),
+                "runtime_overhead": setting.engine.runtime_overhead_bytes * factor,
+            }
+        )
+
+    def _shards(self, first_sharding_stage: int) -> float:
+        return zero_shards(self.stage, first_sharding_stage, self.setting.layout.data)
+
+    def weights(self) -> float:
+        """Return the stored weights, split over data ranks from ZeRO stage 3 on."""
+        whole = stage_weight_bytes(self.setting, self.ledger, self.index)
+        return self.ledger.term(
+            sharded_state_bytes,
+            self.setting.line(GROUP, "Weights after sharding", key="sharded_weights"),
+            parameters=whole,
+            bytes_per_element=1.0,
+            shards=self._shards(3),
+        )
+
+    def gathered_weights(self, sharded: float) -> float:
+        """Return the two layers that ZeRO-3 holds unsharded while it computes one of them."""
+        shards = self._shards(3)
+        if shards <= 1:
+            return 0.0
+        return 2 * sharded * shards / max(1, self.layers)
+
+    def _trained(self) -> float:
+        """Return the trained parameters on one device of this stage, before ZeRO."""
+        setting, model = self.setting, self.setting.model
+        portion = self.layers / model.num_hidden_layers
+        if self.workload.method in ADAPTER_METHODS:
+            whole = trained_parameters(setting, self.workload)
+            return whole * portion / setting.layout.tensor
+        scratch = Ledger()
+        stored = stage_weight_bytes(setting, scratch, self.index)
+        return stored / setting.weight_element_bytes
+
+    def adapters(self) -> float:
+        """Return the adapters' own weights, kept in 16 bits."""
+        if self.workload.method not in ADAPTER_METHODS:
+            return 0.0
+        return self._state("Adapter weights", "adapters", element_bytes("bf16"), self._shards(3))
+
+    def gradients(self) -> float:
+        """Return the gradients; a fused optimiser holds one layer's at a time."""
+        dtype = self.setting.strategy.gradient_dtype or "bf16"
+        if self.workload.method in ADAPTER_METHODS:
+            dtype = "bf16"
+        bytes_each = element_bytes(dtype)
+        if self.workload.method in FUSED_METHODS:
+            bytes_each /= self.layers
+        return self._state("Gradients", "gradients", bytes_each, self._shards(2))
+
+    def optimizer_states(self) -> float:
+        """Return moments, and the fp32 master weights that mixed precision keeps beside them."""
+        setting = self.setting
+        optimizer = optimizer_of(self.workload)
+        scale = element_bytes(setting.strategy.optimizer_dtype or "fp32") / element_bytes("fp32")
+        bytes_each = STATE_BYTES[optimizer] * (scale if optimizer != "adamw_8bit" else 1.0)
+        is_adapter = self.workload.method in ADAPTER_METHODS
+        sixteen = is_adapter or setting.weight_dtype in SIXTEEN_BIT
+        if sixteen and setting.engine.master_weights and optimizer not in FUSED_METHODS:
+            bytes_each += MASTER_BYTES
+        return self._state("Optimiser states", "optimizer_states", bytes_each, self._shards(1))
+
+    def _state(self, name: str, key: str, bytes_each: float, shards: float) -> float:
+        return self.ledger.term(
+            sharded_state_bytes,
+            self.setting.line(GROUP, name, key=key),
+            parameters=self._trained(),
+            bytes_per_element=bytes_each,
+            shards=shards,
+        )
+
+    def activations(self) -> float:
+        """Return what the backward pass needs of the micro-batches in flight, and the loss."""
+        setting, strategy, model = self.setting, self.setting.strategy, self.setting.model
+        layout = setting.layout
+        micro = strategy.micro_batch_size or 1
+        tokens = float(micro * self.workload.sequence_length)
+        in_flight = pipeline_in_flight(
+            strategy.pipeline_schedule or "1f1b",
+            self.index,
+            layout.pipeline,
+            strategy.gradient_accumulation_steps or 1,
+        )
+        sequence_ranks = layout.tensor if strategy.sequence_parallel else 1
+        elements = self.ledger.term(
+            kept_elements,
+            setting.line(GROUP, "Kept elements per token and layer"),
+            hidden_size=model.hidden_size,
+            sequence_ranks=sequence_ranks,
+            attention_width=attention_width(model),
+            feed_forward_width=feed_forward_width(model),
+            tensor_parallel_size=layout.tensor,
+        )
+        scores = self._scores(tokens)
+        bytes_each = self._kept_bytes()
+        if strategy.activation_recomputation == "full":
+            kept = self._kept(tokens, self.layers, model.hidden_size / sequence_ranks, in_flight)
+            working = tokens * elements * bytes_each + scores
+            return kept + working + self._loss(tokens)
+        kept = self._kept(tokens, self.layers, elements, in_flight)
+        if strategy.activation_recomputation == "selective":
+            return kept + scores + self._loss(tokens)
+        return kept + scores * self.layers * in_flight + self._loss(tokens)
+
+    def _kept_bytes(self) -> float:
+        dtype = self.setting.strategy.compute_dtype or "bf16"
+        return element_bytes(dtype if dtype in WIDE else "bf16")
+
+    def _kept(self, tokens: float, layers: float, elements: float, in_flight: float) -> float:
+        return self.ledger.term(
+            kept_activation_bytes,
+            self.setting.line(GROUP, "Activations", key="activations"),
+            num_tokens=tokens,
+            num_layers=layers,
+            elements=elements,
+            bytes_per_element=self._kept_bytes(),
+            in_flight=in_flight,
+        )
+
+    def _scores(self, tokens: float) -> float:
+        """Return the scores of one layer; flash attention keeps none."""
+        if self.setting.strategy.attention != "eager":
+            return 0.0
+        return self.ledger.term(
+            score_bytes,
+            self.setting.line(GROUP, "Eager attention scores per layer", key="scores"),
+            num_heads=self.setting.model.num_attention_heads,
+            tensor_parallel_size=self.setting.layout.tensor,
+            num_tokens=tokens,
+            sequence_length=self.workload.sequence_length,
+            bytes_per_element=self._kept_bytes(),
+        )
+
+    def _loss(self, tokens: float) -> float:
+        if self.index != self.setting.layout.pipeline - 1:
+            return 0.0
+        return self.ledger.term(
+            loss_bytes,
+            self.setting.line(GROUP, "Logits in the loss", key="activations"),
+            num_tokens=tokens,
+            vocab_size=self.setting.model.vocab_size,
+            tensor_parallel_size=self.setting.layout.tensor,
+            bytes_per_element=self._kept_bytes(),
+        )
