@@ -76,14 +76,6 @@
       this.fit(last);
     }
 
-    replace(points) {
-      const trace = this.measured;
-      trace.x = [];
-      trace.y = [];
-      this.append(points);
-      this.isDirty = true;
-    }
-
     /* Halve the older part; the newest hundred points stay as they came. */
     thin(trace) {
       const keep = (_, i) => i >= trace.x.length - 100 || i % 2 === 0;
@@ -94,16 +86,20 @@
 
     fit(last) {
       const { xaxis, yaxis, meta } = this.figure.layout;
-      if (last > xaxis.range[1]) {
-        xaxis.range = [0, last * 1.1];
-        for (const trace of this.figure.data) {
-          if (trace.meta && trace.meta.spans === "x") trace.x = trace.x.map((x) => (x > 0 ? xaxis.range[1] : 0));
-        }
-      }
+      if (last > xaxis.range[1]) this.reach(last * 1.1);
       if (meta.from_zero) {
         const top = Math.max(...this.figure.data.flatMap((trace) => trace.y)); // null counts as 0
         if (top > 0) yaxis.range = [0, top * 1.08];
       }
+    }
+
+    /* Let the time axis, and what is predicted along it, end there. */
+    reach(end) {
+      this.figure.layout.xaxis.range = [0, end];
+      for (const trace of this.figure.data) {
+        if (trace.meta && trace.meta.spans === "x") trace.x = trace.x.map((x) => (x > 0 ? end : 0));
+      }
+      this.isDirty = true;
     }
 
     async draw() {
@@ -157,16 +153,30 @@
     chart.isDirty = true;
   });
 
-  const each = (source, metric, act) => charts.forEach((chart) => {
-    const { meta } = chart.measured;
-    if (meta.source === source && meta.metric === metric) act(chart);
+  const each = (metric, act) => charts.forEach((chart) => {
+    if (chart.measured.meta.metric === metric) act(chart);
+  });
+
+  /* The first point of all says where time begins. */
+  const append = (metric, points) => {
+    if (points.length && ![...charts.values()].some((chart) => chart.measured.x.length)) {
+      charts.forEach((chart) => { chart.figure.layout.meta.start_ms = points[0][0]; });
+    }
+    each(metric, (chart) => chart.append(points));
+  };
+
+  /* Where the axes end: what the job itself expects; small changes of mind are passed over. */
+  const expect = (length) => charts.forEach((chart) => {
+    const end = chart.figure.layout.xaxis.range[1];
+    const last = chart.measured.x.at(-1) ?? 0;
+    if (length > last && Math.abs(length - end) > 0.05 * end) chart.reach(length);
   });
 
   window.slipway = window.slipway || {};
   window.slipway.charts = {
     mount,
-    append: (source, metric, points) => each(source, metric, (chart) => chart.append(points)),
-    replace: (source, metric, points) => each(source, metric, (chart) => chart.replace(points)),
+    append,
+    expect,
     lastInstant: () => Math.max(0, ...[...charts.values()].map((chart) => {
       const { x } = chart.measured;
       return x.length ? chart.figure.layout.meta.start_ms + x[x.length - 1] : 0;

@@ -26,7 +26,9 @@
       if (window.htmx) window.htmx.process(region);
     }
     const title = fresh.querySelector("[data-title]");
-    if (title) document.title = title.dataset.title;
+    if (!title) return;
+    document.title = title.dataset.title;
+    if (title.dataset.expectedMs) charts?.expect(Number(title.dataset.expectedMs));
   };
 
   const load = async (isWhole) => {
@@ -67,17 +69,13 @@
 
   const append = (points) => {
     const columns = new Map();
-    for (const { t_ms: t, source, values } of points) {
+    for (const { t_ms: t, values } of points) {
       for (const [name, value] of Object.entries(values)) {
-        const key = `${source} ${name}`;
-        if (!columns.has(key)) columns.set(key, []);
-        columns.get(key).push([t, value]);
+        if (!columns.has(name)) columns.set(name, []);
+        columns.get(name).push([t, value]);
       }
     }
-    for (const [key, column] of columns) {
-      const [source, name] = key.split(" ");
-      charts?.append(source, name, column);
-    }
+    for (const [name, column] of columns) charts?.append(name, column);
   };
 
   const write = (lines) => {
@@ -107,8 +105,8 @@
         const query = new URLSearchParams({ metrics: job.dataset.metrics, since: charts.lastInstant() + 1, points: 500 });
         const answer = await fetch(`${job.dataset.seriesUrl}?${query}`);
         if (answer.ok) {
-          for (const { source, metric, t_ms: times, value } of (await answer.json()).series) {
-            charts.append(source, metric, times.map((t, i) => [t, value[i]]).filter(([, v]) => v !== null));
+          for (const { metric, t_ms: times, value } of (await answer.json()).series) {
+            charts.append(metric, times.map((t, i) => [t, value[i]]).filter(([, v]) => v !== null));
           }
         }
       }

@@ -1,6 +1,6 @@
 """Which charts a job has: their titles, units and the metrics that they draw.
 
-A metric's name and its source are those of ``runners.messages.MetricPoint``; the name of the
+A metric's name is that of ``runners.messages.MetricPoint``; the name of the
 prediction that a chart carries is the planner's.
 """
 
@@ -25,7 +25,6 @@ class ChartSpec:
     unit: str  # base unit of the metric, for words
     axis: str  # unit on the axis
     metric: str
-    source: str = "job"
     scale: float = 1.0
     predicted: str = ""
     from_zero: bool = True
@@ -64,16 +63,15 @@ MEMORY = ChartSpec(
     "bytes",
     "GiB",
     "rss_bytes",
-    source="host",
     scale=2.0**-30,
     predicted="peak_memory_bytes",
 )
-PROCESSOR = ChartSpec("cpu", "Processor", "cores", "cores busy", "cpu_utilization", source="host")
+PROCESSOR = ChartSpec("cpu", "Processor", "cores", "cores busy", "cpu_utilization")
 
 BY_KIND: dict[str, tuple[ChartSpec, ...]] = {
     "train": (LOSS, TOKENS, MEMORY, PROCESSOR),
     "benchmark": (PREFILL, DECODE, MEMORY, PROCESSOR),
-    "quantize": (MEMORY, PROCESSOR),
+    "quantize": (PREFILL, DECODE, MEMORY, PROCESSOR),
 }
 _UNITS_BY_SUFFIX = (
     ("_seconds", "seconds", "s", 1.0),
@@ -89,11 +87,9 @@ def _gpu_charts(metrics: Iterable[str]) -> list[ChartSpec]:
     for metric in sorted(metrics):
         if found := _GPU_MEMORY.fullmatch(metric):
             title = f"GPU {found[1]} memory"
-            charts.append(ChartSpec(metric, title, "bytes", "GiB", metric, "host", 2.0**-30))
+            charts.append(ChartSpec(metric, title, "bytes", "GiB", metric, 2.0**-30))
         elif found := _GPU_BUSY.fullmatch(metric):
-            charts.append(
-                ChartSpec(metric, f"GPU {found[1]} busy", "ratio", "%", metric, "host", 100.0)
-            )
+            charts.append(ChartSpec(metric, f"GPU {found[1]} busy", "ratio", "%", metric, 100.0))
     return charts
 
 

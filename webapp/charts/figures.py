@@ -89,7 +89,7 @@ def _measured(chart: ChartSpec, series: Series, start_ms: int) -> Figure:
         "y": [None if value is None else value * chart.scale for value in series.values],
         "line": {"color": "var(--measured)", "width": 1.75},
         "hovertemplate": f"%{{y:,.4~r}} {chart.axis}<extra>measured</extra>",
-        "meta": {"source": chart.source, "metric": chart.metric, "scale": chart.scale},
+        "meta": {"metric": chart.metric, "scale": chart.scale},
     }
 
 

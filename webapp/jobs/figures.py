@@ -27,7 +27,7 @@ FIGURES: dict[str, tuple[str, str]] = {  # metric -> label, base unit
     "tpot_seconds": ("Time per output token", "seconds"),
     "duration_seconds": ("Duration", "seconds"),
     "peak_memory_bytes": ("Peak memory", "bytes"),
-    "weights_bytes": ("Weights in memory", "bytes"),
+    "parameter_bytes": ("Weights in memory", "bytes"),
     "disk_bytes": ("Size on disk", "bytes"),
     "perplexity": ("Perplexity", ""),
     "final_loss": ("Final loss", "nats per token"),
@@ -243,8 +243,8 @@ def before_after(job: Job) -> list[Change]:
     measured: Mapping[str, Any] = job.result.get("measured", {})
     rows = []
     for name, (label, unit) in FIGURES.items():
-        before = measured.get(f"before_{name}")
-        after = measured.get(f"after_{name}", measured.get(name))
+        before = measured.get(f"original_{name}")
+        after = measured.get(name)
         if before and after is not None:
             words = _change(after / before)
             rows.append(Change(label, quantity(before, unit), quantity(after, unit), words))

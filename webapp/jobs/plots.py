@@ -1,8 +1,9 @@
 """The charts of one job, filled from the metric store."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from webapp.charts.catalog import ChartSpec, charts_for
@@ -61,15 +62,21 @@ def draw(job: Job, *, is_complete: bool = False) -> list[Drawn]:
     if attempt is None:
         return []
     stored = MetricSource.objects.filter(attempt_id=attempt.pk).values_list("metrics", flat=True)
-    names = {name for names in stored for name in names}
+    names = {name for names in stored for name in names} | _gpu_metrics(job)
     charts = charts_for(job.kind, names, is_complete=is_complete)
     found = read_series(attempt.pk, [chart.metric for chart in charts], points=MAX_POINTS)
     series = {each.metric: _series(each) for each in found}
-    said = predictions(job)
+    span, said = span_ms(job, series.values()), predictions(job)
     return [
-        _draw(job, chart, series.get(chart.metric) or Series(chart.metric), said)
+        _draw(chart, series.get(chart.metric) or Series(chart.metric), span, said)
         for chart in charts
     ]
+
+
+def _gpu_metrics(job: Job) -> set[str]:
+    """Return what the host's GPUs will report, so that their charts are there before it."""
+    gpus = [gpu["index"] for gpu in job.host.facts.get("gpus") or []]
+    return {f"gpu{index}_{what}" for index in gpus for what in ("memory_bytes", "utilization")}
 
 
 def _series(stored: StoredSeries) -> Series:
@@ -77,23 +84,29 @@ def _series(stored: StoredSeries) -> Series:
     return Series(stored.metric, tuple(stored.t_ms.tolist()), values)
 
 
-def _draw(job: Job, chart: ChartSpec, series: Series, said: Mapping[str, Prediction]) -> Drawn:
+def _draw(
+    chart: ChartSpec, series: Series, span: tuple[int, int], said: Mapping[str, Prediction]
+) -> Drawn:
     prediction = said.get(chart.predicted)
-    start_ms, end_ms = span_ms(job)
-    if series.t_ms:
-        start_ms = min(start_ms, series.t_ms[0])
-    drawn = figure(chart, series, start_ms=start_ms, end_ms=end_ms, prediction=prediction)
+    drawn = figure(chart, series, start_ms=span[0], end_ms=span[1], prediction=prediction)
     return Drawn(chart, series, prediction, drawn, verdict(chart, series, prediction))
 
 
-def span_ms(job: Job) -> tuple[int, int]:
-    """Return where a job's time axis begins and ends: its own end, or when it is expected."""
+def span_ms(job: Job, series: Iterable[Series] = ()) -> tuple[int, int]:
+    """Return where a job's time axis begins and ends.
+
+    It begins with the first point, else with the start; it ends with the job, or where the
+    end is expected.
+    """
     began = job.started_at or job.queued_at or job.created_at
-    start = int(began.timestamp() * 1000)
+    start = min((each.t_ms[0] for each in series if each.t_ms), default=_ms(began))
     if job.ended_at is not None:
-        return start, int(job.ended_at.timestamp() * 1000)
-    left_ms = int((job.eta_seconds or 0) * 1000)
-    return start, now_ms() + left_ms
+        return start, _ms(job.ended_at)
+    return start, now_ms() + int((job.eta_seconds or 0) * 1000)
+
+
+def _ms(instant: datetime) -> int:
+    return int(instant.timestamp() * 1000)
 
 
 def latest_values(drawn: list[Drawn]) -> Mapping[str, float]:

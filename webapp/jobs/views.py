@@ -15,7 +15,15 @@ from webapp.jobs import figures
 from webapp.jobs.actions import allowed
 from webapp.jobs.logs import Line, log_lines
 from webapp.jobs.lookup import load_job
-from webapp.jobs.models import FINAL_STATES, LIVE_STATES, Artefact, Event, Job, Measurement
+from webapp.jobs.models import (
+    FINAL_STATES,
+    LIVE_STATES,
+    Artefact,
+    Event,
+    Job,
+    JobState,
+    Measurement,
+)
 from webapp.jobs.plots import Drawn, draw, latest_values
 from webapp.jobs.reasons import words_for
 from webapp.live.page import live_context, page_or_regions
@@ -103,6 +111,7 @@ def job_context(request: HttpRequest, job: Job, tab: str) -> dict[str, Any]:
         "timeline": figures.timeline(job, [e for e in events if e.kind == "job.state"]),
         "progress": figures.progress(job),
         "seconds": figures.elapsed_seconds(job),
+        "expected_ms": expected_ms(job),
         "allowed": allowed(membership_of(request.user, job.team), job),
         **silence_of(job),
         "outcome": outcome_of(job),
@@ -140,6 +149,13 @@ def metrics_of(drawn: list[Drawn]) -> str:
 def log_context(lines: list[Line]) -> dict[str, Any]:
     """Return the log's lines and the number after which the page asks for more."""
     return {"lines": lines, "last_seq": lines[-1].seq if lines else 0}
+
+
+def expected_ms(job: Job) -> int | str:
+    """Return how long a running job is expected to take in all, where it says so itself."""
+    if job.state != JobState.RUNNING or job.eta_seconds is None:
+        return ""
+    return int(1000 * (figures.elapsed_seconds(job) + job.eta_seconds))
 
 
 def silence_of(job: Job) -> dict[str, Any]:
@@ -182,5 +198,5 @@ def listings_of(job: Job) -> list[tuple[str, list[tuple[str, int, str]]]]:
 
 def models_of(job: Job) -> list[TeamModel]:
     """Return the models that the job's current attempt added to the team's models."""
-    attempt = job.current_attempt
-    return [*TeamModel._default_manager.filter(attempt_id=attempt.pk)] if attempt else []
+    made = TeamModel.objects.filter(attempt_id=job.current_attempt_id or "none")
+    return [model for model in made if isinstance(model, TeamModel)]

@@ -1,0 +1,47 @@
+"""Which charts a job has."""
+
+import pytest
+
+from webapp.charts.catalog import charts_for
+
+
+def keys(kind, metrics=(), **more):
+    return [chart.key for chart in charts_for(kind, metrics, **more)]
+
+
+def test_training_shows_loss_speed_memory_and_processor():
+    assert keys("train") == ["loss", "tokens_per_second", "memory", "cpu"]
+
+
+@pytest.mark.parametrize("kind", ["benchmark", "quantize"])
+def test_measuring_jobs_show_prefill_and_decode_speed(kind):
+    assert keys(kind)[:2] == ["prefill_tokens_per_second", "decode_tokens_per_second"]
+
+
+def test_an_unknown_kind_still_shows_memory_and_processor():
+    assert keys("dance") == ["memory", "cpu"]
+
+
+def test_a_known_metric_that_was_reported_adds_its_chart():
+    assert "loss" in keys("quantize", ["loss"])
+
+
+def test_each_gpu_that_reports_gets_memory_and_busy_charts():
+    found = keys("train", ["gpu0_memory_bytes", "gpu0_utilization", "gpu1_utilization"])
+    assert found[-3:] == ["gpu0_memory_bytes", "gpu0_utilization", "gpu1_utilization"]
+
+
+def test_the_metrics_tab_draws_whatever_else_was_reported():
+    assert "grad_norm" not in keys("train", ["grad_norm"])
+    assert "grad_norm" in keys("train", ["grad_norm"], is_complete=True)
+
+
+def test_no_metric_is_drawn_twice():
+    metrics = ["loss", "rss_bytes", "cpu_utilization", "gpu0_memory_bytes", "step_seconds"]
+    drawn = [chart.metric for chart in charts_for("train", metrics, is_complete=True)]
+    assert len(drawn) == len(set(drawn))
+
+
+def test_an_unknown_metric_takes_its_unit_from_its_name():
+    chart = charts_for("train", ["queue_seconds"], is_complete=True)[-1]
+    assert (chart.unit, chart.title) == ("seconds", "Queue")
