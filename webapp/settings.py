@@ -106,9 +106,14 @@ def _databases() -> dict[str, dict[str, object]]:
         metrics = {**main, "NAME": f"{main['NAME']}-metrics"}
         return {"default": main, "metrics": metrics}
     sqlite = {"ENGINE": "django.db.backends.sqlite3", "OPTIONS": _SQLITE_OPTIONS}
+    # Tests use files too: only there do the locks of two processes behave as in production.
     return {
-        "default": {**sqlite, "NAME": str(DATA_DIR / "slipway.sqlite3")},
-        "metrics": {**sqlite, "NAME": str(DATA_DIR / "metrics.sqlite3")},
+        alias: {
+            **sqlite,
+            "NAME": str(DATA_DIR / f"{name}.sqlite3"),
+            "TEST": {"NAME": str(DATA_DIR / f"test-{name}.sqlite3")},
+        }
+        for alias, name in (("default", "slipway"), ("metrics", "metrics"))
     }
 
 

@@ -9,8 +9,10 @@ whatever an interrupted batch left there beyond the acknowledged number is disca
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import structlog
 from django.db import transaction
 from django.db.models import F
+from pydantic import ValidationError
 
 from runners.messages import EventAck, EventBatch, MetricPoint, RunEvent
 from webapp.core.clock import now
@@ -20,6 +22,8 @@ from webapp.jobs.attempt_events import apply_event
 from webapp.jobs.live import announce
 from webapp.jobs.models import Attempt, AttemptEvent, Job
 from webapp.metrics import store
+
+log = structlog.get_logger(__name__)
 
 
 class Sifted(NamedTuple):
@@ -50,7 +54,6 @@ def events_accept(*, host: Host, batch: EventBatch) -> EventAck:
 
     Raises:
         ConflictProblem: this host has no such attempt with this fence.
-        ValidationError: an event's body is not what its kind says; nothing of it is stored.
     """
     with transaction.atomic():
         attempt = _lock_attempt(host, batch)
@@ -79,29 +82,39 @@ def _lock_attempt(host: Host, batch: EventBatch) -> Attempt:
 
 
 def _store(attempt: Attempt, fresh: list[RunEvent]) -> None:
-    points = [(event, MetricPoint.model_validate(event.body)) for event in _metrics(fresh)]
-    store.append(
-        attempt.pk,
-        [
-            store.Point(event.seq, event.t_ms, point.source, with_step(point))
-            for event, point in points
-        ],
-        acked_seq=attempt.acked_seq,
-    )
+    store.append(attempt.pk, _points(fresh), acked_seq=attempt.acked_seq)
     AttemptEvent.objects.bulk_create(_row(attempt, event) for event in fresh if _is_row(event))
     attempt.acked_seq = fresh[-1].seq
     for event in fresh:
         if event.kind != "metric":
-            apply_event(attempt, event)
+            _apply(attempt, event)
 
 
-def with_step(point: MetricPoint) -> dict[str, float]:
+def _apply(attempt: Attempt, event: RunEvent) -> None:
+    """Carry an event out; one whose body makes no sense stays as evidence and holds none up."""
+    try:
+        apply_event(attempt, event)
+    except ValidationError as error:
+        log.warning("event not understood", attempt=attempt.pk, seq=event.seq, why=str(error))
+
+
+def _points(events: list[RunEvent]) -> list[store.Point]:
+    points = []
+    for event in events:
+        if event.kind != "metric":
+            continue
+        try:
+            point = MetricPoint.model_validate(event.body)
+        except ValidationError as error:
+            log.warning("point not understood", seq=event.seq, why=str(error))
+            continue
+        points.append(store.Point(event.seq, event.t_ms, point.source, _with_step(point)))
+    return points
+
+
+def _with_step(point: MetricPoint) -> dict[str, float]:
     """Return a point's values, with the job's step among them where it names one."""
     return point.values if point.step is None else {**point.values, "step": float(point.step)}
-
-
-def _metrics(events: list[RunEvent]) -> list[RunEvent]:
-    return [event for event in events if event.kind == "metric"]
 
 
 def _is_row(event: RunEvent) -> bool:

@@ -81,7 +81,7 @@ def job_submit(*, job: Job, by: str) -> Job:
     Submitting twice changes nothing. ``by`` is the user's name.
     """
     with transaction.atomic():
-        if not transition(job, JobState.QUEUED, actor=by):
+        if not transition(job, JobState.QUEUED, actor=by, source=JobState.DRAFT):
             return job
         new_attempt(job)
     allocate_host(job.host)

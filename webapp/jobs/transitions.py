@@ -57,23 +57,26 @@ def sources_of(to: JobState) -> frozenset[JobState]:
     return frozenset(source for source, targets in ALLOWED.items() if to in targets)
 
 
-def transition(
+def transition(  # noqa: PLR0913 (keyword-only: what an event records)
     job: Job,
     to: JobState,
     *,
     actor: str,
     attempt: Attempt | None = None,
+    source: JobState | None = None,
     reason: str = "",
     detail: Mapping[str, Any] | None = None,
 ) -> bool:
     """Move a job to a state and return whether it moved; ``job`` is fresh afterwards.
 
     ``attempt`` is given whenever the news comes from an attempt or concerns one: the job
-    then moves only if that attempt, with that fence, is its current one.
+    then moves only if that attempt, with that fence, is its current one. ``source`` narrows
+    the states that it may come from to one.
     """
     with transaction.atomic():
         before = Job.objects.select_for_update().values_list("state", flat=True).get(pk=job.pk)
-        rows = _guarded_update(job, to, before, attempt, reason)
+        is_allowed = before in sources_of(to) and source in {None, before}
+        rows = _guarded_update(job, to, before, attempt, reason) if is_allowed else 0
         if not rows:
             _count_stale(job, to, attempt, before)
             return False
@@ -86,9 +89,6 @@ def transition(
 def _guarded_update(
     job: Job, to: JobState, before: str, attempt: Attempt | None, reason: str
 ) -> int:
-    allowed = sources_of(to)
-    if before not in allowed:
-        return 0
     rows = Job.objects.filter(pk=job.pk, state=before)
     if attempt is not None:
         rows = rows.filter(current_attempt=attempt.pk, current_attempt__fence=attempt.fence)

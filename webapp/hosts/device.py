@@ -1,0 +1,120 @@
+"""A host as the planner sees it: its devices and how fast they were measured to be.
+
+A CPU is described by its host's micro-benchmark. A GPU that the catalog knows by name keeps
+its published figures, with the memory that the driver reports; any other needs a measurement.
+"""
+
+from datetime import UTC, datetime
+
+from planner.catalog.devices import get_device
+from planner.errors import PlannerError
+from planner.specs.cluster import ClusterSpec, DeviceSpec
+from runners.messages import DeviceMeasurement, GpuFacts, HostFacts, Microbench
+from webapp.core.problems import ConflictProblem
+from webapp.hosts.models import Host
+
+
+def cluster_for_host(host: Host) -> ClusterSpec:
+    """Return the host as one node of its devices.
+
+    Raises:
+        ConflictProblem: the host has not reported or not been measured yet.
+    """
+    facts = _facts(host)
+    bench = _bench(host)
+    return ClusterSpec(
+        device=device_for_host(host),
+        devices_per_node=len(_same_gpus(facts)) or 1,
+        host_memory_bytes=facts.memory_bytes,
+        disk_bandwidth_bytes_per_second=bench.disk_write_bytes_per_second if bench else None,
+    )
+
+
+def device_for_host(host: Host) -> DeviceSpec:
+    """Return the device that jobs on this host run on: its GPU where it has one, else its CPU.
+
+    Raises:
+        ConflictProblem: nothing is known of its speed yet.
+    """
+    facts = _facts(host)
+    gpus = _same_gpus(facts)
+    return _gpu_device(host, gpus[0]) if gpus else _cpu_device(host, facts)
+
+
+def _facts(host: Host) -> HostFacts:
+    if not host.facts:
+        raise ConflictProblem(
+            "host_unknown", f"{host.name} has not reported yet; wait for its first beat."
+        )
+    return HostFacts.model_validate(host.facts)
+
+
+def _bench(host: Host) -> Microbench | None:
+    return Microbench.model_validate(host.microbench) if host.microbench else None
+
+
+def _same_gpus(facts: HostFacts) -> list[GpuFacts]:
+    """Return the GPUs of the first one's kind: a job uses one kind of device."""
+    return [gpu for gpu in facts.gpus if gpu.name == facts.gpus[0].name]
+
+
+def _measured(host: Host, device: str) -> DeviceMeasurement:
+    bench = _bench(host)
+    found = [item for item in bench.devices if item.device == device] if bench else []
+    if not found:
+        raise ConflictProblem(
+            "not_measured",
+            f"The speed of {host.name} has not been measured yet; its agent does so at its start.",
+        )
+    return found[0]
+
+
+def _cpu_device(host: Host, facts: HostFacts) -> DeviceSpec:
+    return _from_measurement(
+        host, _measured(host, "cpu"), kind="cpu", name=facts.cpu_model, memory=facts.memory_bytes
+    )
+
+
+def _gpu_device(host: Host, gpu: GpuFacts) -> DeviceSpec:
+    known = _published(gpu.name)
+    if known is not None:
+        return known.model_copy(update={"memory_bytes": gpu.memory_bytes})
+    measured = _measured(host, f"cuda:{gpu.index}")
+    return _from_measurement(host, measured, kind="gpu", name=gpu.name, memory=gpu.memory_bytes)
+
+
+def _published(name: str) -> DeviceSpec | None:
+    """Return the catalog's device of the driver's name, with or without its maker."""
+    for spelling in (name, name.removeprefix("NVIDIA "), name.removeprefix("NVIDIA GeForce ")):
+        try:
+            return get_device(spelling)
+        except PlannerError:
+            continue
+    return None
+
+
+def _from_measurement(
+    host: Host, measured: DeviceMeasurement, *, kind: str, name: str, memory: int
+) -> DeviceSpec:
+    return DeviceSpec.model_validate(
+        {
+            "id": f"host-{host.slug}",
+            "name": name,
+            "kind": kind,
+            "memory_bytes": memory,
+            "memory_bandwidth_bytes_per_second": measured.memory_bandwidth_bytes_per_second,
+            "peak_flops_per_second": measured.flops_per_second,
+            "op_overhead_seconds": measured.op_overhead_seconds,
+            "provenance": "measured",
+            "source": f"measured on {host.name}",
+            "as_of": measured_on(host),
+        }
+    )
+
+
+def measured_on(host: Host) -> str | None:
+    """Return the day of the host's micro-benchmark, as ISO date."""
+    bench = _bench(host)
+    if bench is None:
+        return None
+    return datetime.fromtimestamp(bench.measured_at_ms / 1000, UTC).date().isoformat()
