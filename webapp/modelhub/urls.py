@@ -1,5 +1,13 @@
-"""Addresses of this app."""
+"""Addresses of models and techniques."""
 
-from django.urls import URLPattern, URLResolver
+from django.urls import path
 
-urlpatterns: list[URLPattern | URLResolver] = []
+from webapp.modelhub import techniques, views
+
+urlpatterns = [
+    path("models/", views.model_list, name="model-list"),
+    path("models/new/", views.model_new, name="model-new"),
+    path("models/<path:model_id>/", views.model_detail, name="model-detail"),
+    path("techniques/", techniques.technique_list, name="technique-list"),
+    path("techniques/<str:key>/", techniques.technique_detail, name="technique-detail"),
+]

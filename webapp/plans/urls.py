@@ -1,5 +1,14 @@
-"""Addresses of this app."""
+"""Addresses of plans; the wizard's own stand in ``webapp/wizard/urls.py``."""
 
-from django.urls import URLPattern, URLResolver
+from django.urls import path
 
-urlpatterns: list[URLPattern | URLResolver] = []
+from webapp.plans import views
+
+urlpatterns = [
+    path("plans/", views.plan_list, name="plan-list"),
+    path("plans/<str:plan_id>/", views.plan_detail, name="plan-detail"),
+    path("plans/<str:plan_id>/launch/", views.plan_launch_view, name="plan-launch"),
+    path("plans/<str:plan_id>/delete/", views.plan_delete, name="plan-delete"),
+    path("plans/<str:plan_id>/compute/", views.plan_compute_view, name="plan-compute"),
+    path("plans/<str:plan_id>/<slug:tab>/", views.plan_detail, name="plan-tab"),
+]

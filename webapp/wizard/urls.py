@@ -1,5 +1,12 @@
-"""Addresses of this app."""
+"""Addresses of the wizard."""
 
-from django.urls import URLPattern, URLResolver
+from django.urls import path
 
-urlpatterns: list[URLPattern | URLResolver] = []
+from webapp.wizard import views
+
+urlpatterns = [
+    path("plans/new/", views.plan_new, name="plan-new"),
+    path("plans/<str:plan_id>/edit/<slug:step>/", views.plan_step, name="plan-step"),
+    path("plans/<str:plan_id>/verdict/", views.plan_verdict, name="plan-verdict"),
+    path("plans/<str:plan_id>/suggestion/", views.plan_suggestion, name="plan-suggestion"),
+]

@@ -1,0 +1,18 @@
+"""The demo model's shape, as the planner reads it: the one that ``runners.jobspec`` describes."""
+
+from typing import Any
+
+from runners.jobspec import DemoModel
+
+DEMO_NAME = "Slipway demo"
+
+
+def demo_config(model: DemoModel | None = None) -> dict[str, Any]:
+    """Return the Hugging Face config of the demo model that a training job makes."""
+    return {
+        "model_type": "llama",
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        **(model or DemoModel()).model_dump(exclude={"source"}),
+    }

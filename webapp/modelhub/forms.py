@@ -1,0 +1,47 @@
+"""Register a model from its config.json."""
+
+from typing import Any
+
+from django import forms
+
+from planner.catalog.hf_config import model_from_config
+from planner.errors import PlannerError
+from webapp.wizard.fields import ConfigJson, read_upload
+
+
+class ModelNewForm(forms.Form):
+    """A name and a ``config.json``, pasted or uploaded."""
+
+    use_required_attribute = False
+
+    name = forms.CharField(
+        label="Name",
+        max_length=120,
+        error_messages={"required": "Give the model a name that your team will recognise."},
+    )
+    config = ConfigJson("config.json", "Paste the file as Hugging Face publishes it.")
+    config_file = forms.FileField(
+        label="Or upload the file",
+        required=False,
+        widget=forms.FileInput(attrs={"accept": ".json,application/json"}),
+    )
+
+    def clean(self) -> dict[str, Any]:
+        """Read the config and refuse one that describes no model, naming the missing field."""
+        values = super().clean() or self.cleaned_data
+        if "config" in self.errors:
+            return values
+        try:
+            values["config"] = read_upload(values.get("config_file")) or values.get("config")
+        except forms.ValidationError as error:
+            self.add_error("config_file", error)
+            return values
+        if not values["config"]:
+            self.add_error("config", "Paste the config.json, or upload it.")
+            return values
+        try:
+            values["shape"] = model_from_config(values["config"])
+        except PlannerError as error:
+            text = error.message.rstrip(".")
+            self.add_error("config", f"{text[:1].upper()}{text[1:]}.")
+        return values

@@ -1,0 +1,76 @@
+"""Models as shapes: from the catalog, from a config, and what follows from a shape."""
+
+from typing import Any, NamedTuple
+
+from planner.catalog.hf_config import model_from_config
+from planner.catalog.models import get_model
+from planner.cost.kv_cache import kv_cache_bytes
+from planner.cost.parameters import count_parameters
+from planner.errors import PlannerError
+from planner.specs.model import ModelSpec
+
+KV_DTYPES = (("fp32", 4.0), ("bf16", 2.0), ("fp8", 1.0), ("int4", 0.5))
+PARTS = (
+    ("embedding", "Token embedding"),
+    ("query_output", "Attention: query and output"),
+    ("key_value", "Attention: keys and values"),
+    ("feed_forward", "Feed-forward"),
+    ("experts", "Experts"),
+    ("small", "Norms, biases, routers"),
+    ("head", "Output head"),
+)
+
+
+class Part(NamedTuple):
+    """One kind of block and how many parameters it holds in all layers."""
+
+    name: str
+    parameters: int
+    share: float
+
+
+def catalog_shape(model_id: str) -> ModelSpec | None:
+    """Return a catalog model's shape, or nothing for a name that it does not know."""
+    try:
+        return get_model(model_id)
+    except PlannerError:
+        return None
+
+
+def shape_of(config: dict[str, Any]) -> ModelSpec | None:
+    """Return the shape that a config describes, or nothing when it is not covered."""
+    try:
+        return model_from_config(config)
+    except PlannerError:
+        return None
+
+
+def num_parameters(shape: ModelSpec) -> int:
+    """Return how many parameters a model has."""
+    return count_parameters(shape).total
+
+
+def parameter_parts(shape: ModelSpec) -> list[Part]:
+    """Return the parameters by kind of block, empty kinds left out."""
+    counts = count_parameters(shape)
+    total = max(1, counts.total)
+    sizes = ((name, int(getattr(counts, field))) for field, name in PARTS)
+    return [Part(name, size, size / total) for name, size in sizes if size]
+
+
+def kv_bytes_per_token(shape: ModelSpec) -> list[tuple[str, float]]:
+    """Return the bytes that one token of context takes in the KV cache, by dtype."""
+    return [(dtype, _kv_bytes(shape, size)) for dtype, size in KV_DTYPES]
+
+
+def _kv_bytes(shape: ModelSpec, element_bytes: float) -> float:
+    """Return the KV-cache bytes of one token while no layer's window is full."""
+    found = kv_cache_bytes(
+        num_kv_heads=shape.num_key_value_heads,
+        tensor_parallel_size=1,
+        head_dim=shape.head_dim,
+        kv_bytes_per_element=element_bytes,
+        num_layers=shape.num_hidden_layers,
+        num_tokens=1,
+    )
+    return float(found)

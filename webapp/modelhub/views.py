@@ -1,0 +1,130 @@
+"""Models: the catalog, the team's own, and what each would need."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_GET, require_http_methods
+
+from planner.catalog.models import ModelEntry, get_entry, get_model, list_models
+from planner.errors import PlannerError
+from planner.specs.model import ModelSpec
+from webapp.accounts.models import Role
+from webapp.accounts.roles import current_team, require_role
+from webapp.hosts.device import cluster_for_host
+from webapp.hosts.models import Host, HostState
+from webapp.modelhub.forms import ModelNewForm
+from webapp.modelhub.models import TeamModel
+from webapp.modelhub.shapes import (
+    kv_bytes_per_token,
+    num_parameters,
+    parameter_parts,
+    shape_of,
+)
+from webapp.plans.planning import fits_on
+
+FIT_DTYPES = ("bf16", "int8", "int4")
+UNPROCESSABLE = 422
+
+
+class Listed(NamedTuple):
+    """One catalog model in the list."""
+
+    entry: ModelEntry
+    shape: ModelSpec
+    parameters: int
+
+
+class Fit(NamedTuple):
+    """Whether a model fits on one host, by weight dtype."""
+
+    host: Host
+    cells: tuple[tuple[str, bool | None, int], ...]  # dtype, fits, bytes needed
+
+
+@require_GET
+def model_list(request: HttpRequest) -> HttpResponse:
+    """List the team's models, then the catalog; ``q`` looks in their names."""
+    query = request.GET.get("q", "").strip()
+    team = TeamModel.objects.visible_to(request.user).select_related("host")
+    if query:
+        team = team.filter(name__icontains=query)
+    words = query.lower().split()
+    listed = [
+        Listed(entry, shape, num_parameters(shape))
+        for entry in list_models()
+        if all(word in entry.id.lower() for word in words)
+        for shape in (get_model(entry.id),)
+    ]
+    context = {"team_models": team, "listed": listed, "filter": query}
+    return render(request, "modelhub/list.html", context)
+
+
+@require_GET
+def model_detail(request: HttpRequest, model_id: str) -> HttpResponse:
+    """Show one model: its shape, where its parameters are, and on which hosts it fits."""
+    own = TeamModel.objects.visible_to(request.user).select_related("host")
+    team_model = own.filter(pk=model_id).first()
+    if team_model is not None:
+        shape = shape_of(team_model.config)
+        asked: str | dict[str, Any] = team_model.config
+        name, entry = team_model.name, None
+    else:
+        entry = _entry_or_404(model_id)
+        shape, asked, name = get_model(entry.id), entry.id, entry.id
+    context: dict[str, Any] = {
+        "team_model": team_model,
+        "entry": entry,
+        "name": name,
+        "shape": shape,
+    }
+    if shape is not None:
+        hosts = Host.objects.visible_to(request.user).exclude(state=HostState.RETIRED)
+        context |= {
+            "parameters": num_parameters(shape),
+            "parts": parameter_parts(shape),
+            "kv": kv_bytes_per_token(shape),
+            "fits": _fits(asked, [host for host in hosts if host.microbench]),
+            "dtypes": FIT_DTYPES,
+        }
+    return render(request, "modelhub/detail.html", context)
+
+
+def _entry_or_404(model_id: str) -> ModelEntry:
+    try:
+        return get_entry(model_id)
+    except PlannerError as error:
+        raise Http404(model_id) from error
+
+
+def _fits(model: str | dict[str, Any], hosts: Sequence[Host]) -> list[Fit]:
+    """Return for each host whether the model fits with weights of each dtype."""
+    return [Fit(host, tuple(_cell(model, host, dtype) for dtype in FIT_DTYPES)) for host in hosts]
+
+
+def _cell(model: str | dict[str, Any], host: Host, dtype: str) -> tuple[str, bool | None, int]:
+    found = fits_on(model, cluster_for_host(host), dtype)
+    if found is None:
+        return dtype, None, 0
+    return dtype, found.fits, found.memory.per_device_peak_bytes
+
+
+@require_http_methods(["GET", "POST"])
+@require_role(Role.PRACTITIONER)
+def model_new(request: HttpRequest) -> HttpResponse:
+    """Register a model by its config.json, or say which field is missing."""
+    form = ModelNewForm(request.POST or None, request.FILES or None, label_suffix="")
+    if request.method == "POST" and form.is_valid():
+        model = TeamModel.objects.create(
+            team=current_team(request),
+            name=form.cleaned_data["name"],
+            source="config",
+            config=form.cleaned_data["config"],
+            num_parameters=num_parameters(form.cleaned_data["shape"]),
+        )
+        messages.success(request, f"{model.name} is registered; plans can use it.")
+        return redirect("model-detail", model.pk)
+    status = UNPROCESSABLE if form.errors else 200
+    return render(request, "modelhub/new.html", {"form": form}, status=status)

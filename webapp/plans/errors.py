@@ -1,0 +1,14 @@
+"""What is wrong with a draft, in words and with the field that it is about."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DraftProblem(Exception):  # noqa: N818 -- shown to people, who have problems
+    """A draft that cannot be planned or launched: the sentence says the way out."""
+
+    sentence: str
+    field: str = ""
+
+    def __str__(self) -> str:
+        return self.sentence

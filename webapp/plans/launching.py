@@ -1,0 +1,356 @@
+"""A plan as a job: which program runs, on which model, and what it is expected to measure.
+
+What this release cannot run is refused here with the way out, before anything is queued.
+"""
+
+import json
+from typing import Any, NamedTuple
+
+from django.contrib.auth.models import User
+
+from planner.catalog.models import get_entry
+from planner.catalog.reading import data_text
+from planner.specs.estimate import Estimate
+from planner.specs.plan import PlannedStrategy
+from runners.jobspec import (
+    ArtefactModel,
+    BenchmarkSpec,
+    DemoModel,
+    FolderModel,
+    JobSpec,
+    ModelRef,
+    QuantizeSpec,
+    RandomModel,
+    TrainSpec,
+)
+from webapp.hosts.models import Host
+from webapp.jobs.models import Job
+from webapp.jobs.services import job_create, job_submit
+from webapp.modelhub.demo import demo_config
+from webapp.modelhub.models import TeamModel
+from webapp.plans.errors import DraftProblem
+from webapp.plans.models import Plan
+from webapp.plans.planning import current_answer, estimate_generation, plan_keep
+from webapp.plans.questions import Question, question_of
+from webapp.plans.verdict import figure_values
+from webapp.plans.words import GOAL_WORDS, model_words
+
+Draft = dict[str, Any]
+RUNNABLE_DTYPES = ("fp32", "bf16", "fp16", "int8", "int4")
+COMPUTE_DTYPES = ("fp32", "bf16", "fp16")
+COMPRESSED_DTYPES = {"int8_weight_only": "int8", "int4_weight_only": "int4"}
+BENCHMARK_METRICS = {  # what a job measures -> the planner's name of it
+    "ttft_seconds": "prefill_seconds",
+    "prefill_tokens_per_second": "input_tokens_per_second",
+    "tpot_seconds": "tpot_seconds",
+    "decode_tokens_per_second": "decode_tokens_per_second",
+    "peak_memory_bytes": "peak_memory_bytes",
+}
+TRAIN_METRICS = {
+    "tokens_per_second": "tokens_per_second",
+    "step_seconds": "step_seconds",
+    "peak_memory_bytes": "peak_memory_bytes",
+}
+UNITS = {"_bytes": "bytes", "_per_second": "tokens_per_second", "_seconds": "seconds"}
+TRAINING_SHARE = 3  # a run may take this much longer than its budget for what surrounds it
+GRACE_SECONDS = 900.0
+
+
+class Launch(NamedTuple):
+    """Everything that a job is made of."""
+
+    host: Host
+    spec: JobSpec
+    model_name: str
+    best: PlannedStrategy
+    prediction: dict[str, dict[str, Any]]
+    max_duration_seconds: float | None
+
+
+def plan_launch(
+    *, plan: Plan, by: User, name: str = "", idempotency_key: str | None = None
+) -> Job:
+    """Queue the job that the plan describes and return it.
+
+    Raises:
+        DraftProblem: there is nothing to launch, or this release cannot run it.
+        Problem: the job service refuses.
+    """
+    launch = launch_of(plan)
+    plan_keep(plan, name)
+    job = job_create(
+        team=plan.team,
+        owner=by,
+        host=launch.host,
+        spec=launch.spec,
+        name=plan.name,
+        model_name=launch.model_name,
+        plan=plan,
+        estimate=launch.best.model_dump(mode="json"),
+        prediction=launch.prediction,
+        idempotency_key=idempotency_key,
+        max_duration_seconds=launch.max_duration_seconds,
+    )
+    return job_submit(job=job, by=by.get_username())
+
+
+def launch_of(plan: Plan) -> Launch:
+    """Return what would be launched.
+
+    Raises:
+        DraftProblem: there is nothing to launch, or this release cannot run it.
+    """
+    question = question_of(plan)
+    answer = current_answer(plan)
+    if question.host is None:
+        raise DraftProblem(
+            "This hardware is only thought of. Choose one of your hosts to launch.", "choice"
+        )
+    if not answer.plans:
+        raise DraftProblem("Nothing fits on this host, so there is nothing to launch.", "choice")
+    best = answer.plans[0]
+    model = _model_ref(plan.draft, question)
+    spec = _spec(plan.draft, model, best)
+    return Launch(
+        host=question.host,
+        spec=spec,
+        model_name=_model_name(plan.draft, question.team_model),
+        best=best,
+        prediction=_prediction(spec, best, question),
+        max_duration_seconds=_max_duration(spec),
+    )
+
+
+def _model_name(draft: Draft, team_model: TeamModel | None) -> str:
+    return model_words(draft, team_model.name if team_model else "")
+
+
+def launch_note(plan: Plan) -> dict[str, str]:
+    """Return what launching would do, or why it cannot: ``can``, ``title`` and ``text``."""
+    try:
+        launch = launch_of(plan)
+    except DraftProblem as problem:
+        return {"can": "", "title": "It cannot be launched as it is", "text": problem.sentence}
+    text = EXPLANATIONS[launch.spec.kind]
+    if isinstance(launch.spec.model, RandomModel):
+        text += (
+            " This model's weights are not on the host, so it runs with random ones: speed and "
+            "memory are real, the text and its perplexity are not."
+        )
+    host = launch.host.name
+    return {"can": "yes", "title": f"What happens on {host}", "text": text, "host": host}
+
+
+EXPLANATIONS = {
+    "train": "The host trains the model on its own text, evaluates it on text that it kept back, "
+    "and leaves it as a model of your team.",
+    "quantize": "The host compresses the weights, saves them, loads them again, and measures size, "
+    "speed, memory and perplexity before and after.",
+    "benchmark": "The host loads the model as planned and measures prefill, decode and peak "
+    "memory. It ends with the measurements: an endpoint that stays up comes in a later release.",
+}
+
+
+# The model
+
+
+def _model_ref(draft: Draft, question: Question) -> ModelRef:
+    """Return where the job finds the model."""
+    chosen = draft["model"]
+    if question.team_model is not None:
+        return _team_model_ref(question.team_model, question.host)
+    if chosen["source"] == "folder":
+        return FolderModel(path=chosen["path"])
+    if chosen["source"] == "demo":
+        is_training = draft["goal"]["goal"] == "pretrain"
+        return DemoModel() if is_training else RandomModel(config=demo_config())
+    if chosen["source"] == "catalog":
+        entry = get_entry(chosen["catalog_id"])
+        return RandomModel(config=json.loads(data_text(f"configs/{entry.config}.json")))
+    return RandomModel(config=chosen["config"])
+
+
+def _team_model_ref(model: TeamModel, host: Host | None) -> ModelRef:
+    if model.host_id and host and model.host_id != host.pk:
+        raise DraftProblem(
+            f"The weights of {model.name} lie on another host. Choose {model.host}, or copy the "
+            f"model's folder to {host.name}.",
+            "choice",
+        )
+    if model.source == "job":
+        return ArtefactModel(attempt_id=model.attempt_id, name=model.artefact_name or "model")
+    if model.source == "folder":
+        return FolderModel(path=model.path)
+    return RandomModel(config=model.config)
+
+
+# The program
+
+
+def _spec(draft: Draft, model: ModelRef, best: PlannedStrategy) -> JobSpec:
+    """Return the typed document that the host runs."""
+    goal = draft["goal"]["goal"]
+    if best.cluster.num_devices > 1 and _uses_many(best):
+        raise DraftProblem(
+            "Jobs on several devices at once come in a later release. Pin tensor and pipeline "
+            "parallel to 1, or choose a smaller model.",
+            "tensor_parallel_size",
+        )
+    if goal == "compress":
+        return _quantize_spec(draft, model)
+    if goal in {"serve", "generate"}:
+        return _benchmark_spec(draft, model, best)
+    return _train_spec(draft, model, best)
+
+
+def _uses_many(best: PlannedStrategy) -> bool:
+    sizes = (
+        best.strategy.tensor_parallel_size,
+        best.strategy.pipeline_parallel_size,
+        best.strategy.data_parallel_size,
+    )
+    return any((size or 1) > 1 for size in sizes)
+
+
+def _needs_weights(model: ModelRef, verb: str) -> None:
+    if isinstance(model, RandomModel | DemoModel):
+        raise DraftProblem(
+            f"{verb} needs trained weights, and this model has none on the host. Train the demo "
+            "model first and choose the one that it leaves, or name a folder on the host.",
+            "source",
+        )
+
+
+def _quantize_spec(draft: Draft, model: ModelRef) -> QuantizeSpec:
+    values = draft["workload"]["compress"]
+    dtype = COMPRESSED_DTYPES.get(values["method"])
+    if dtype is None:
+        raise DraftProblem(
+            f"{values['method']} is planned but does not run yet. Choose 8-bit or 4-bit whole "
+            "numbers, weights only.",
+            "method",
+        )
+    _needs_weights(model, "Compressing")
+    fields = {"weight_dtype": dtype, "group_size": values["group_size"]}
+    return QuantizeSpec.model_validate({"model": model, **fields})
+
+
+def _benchmark_spec(draft: Draft, model: ModelRef, best: PlannedStrategy) -> BenchmarkSpec:
+    goal = draft["goal"]["goal"]
+    values = draft["workload"][goal]
+    dtype = best.strategy.weight_dtype or "bf16"
+    if dtype not in RUNNABLE_DTYPES:
+        raise DraftProblem(
+            f"Weights in {dtype} do not run here yet. Pin them to one of "
+            f"{', '.join(RUNNABLE_DTYPES)} under hardware.",
+            "weight_dtype",
+        )
+    return BenchmarkSpec.model_validate(
+        {
+            "model": model,
+            "weight_dtype": dtype,
+            "batch_size": values["concurrency" if goal == "serve" else "batch_size"],
+            "prompt_tokens": values["input_tokens"],
+            "output_tokens": values["output_tokens"],
+        }
+    )
+
+
+def _train_spec(draft: Draft, model: ModelRef, best: PlannedStrategy) -> TrainSpec:
+    goal = draft["goal"]["goal"]
+    values = draft["workload"][goal]
+    if goal == "finetune":
+        _needs_weights(model, "Fine-tuning")
+        if values["method"] != "full":
+            raise DraftProblem(
+                f"{values['method']} is planned but does not run yet. Choose the method “full”.",
+                "method",
+            )
+    elif not isinstance(model, DemoModel):
+        raise DraftProblem(
+            "Only the demo model can be pre-trained from nothing in this release. Choose it, or "
+            "fine-tune a model that is on the host.",
+            "source",
+        )
+    if values["optimizer"] != "adamw":
+        raise DraftProblem(
+            f"The trainer runs AdamW; {values['optimizer']} is planned but does not run yet.",
+            "optimizer",
+        )
+    return TrainSpec.model_validate({"model": model, **_train_fields(values, best)})
+
+
+def _train_fields(values: dict[str, Any], best: PlannedStrategy) -> dict[str, Any]:
+    batch, budget = values["global_batch_size"], values.get("time_budget_minutes")
+    micro = min(best.strategy.micro_batch_size or batch, batch)
+    million = values.get("million_tokens")
+    steps = round(million * 1e6 / (batch * values["sequence_length"])) if million else None
+    compute = best.strategy.compute_dtype
+    return {
+        "sequence_length": values["sequence_length"],
+        "micro_batch_size": micro,
+        "gradient_accumulation_steps": max(1, batch // micro),
+        "max_steps": max(1, steps) if steps is not None else None,
+        "time_budget_seconds": budget * 60 if budget else None,
+        "compute_dtype": compute if compute in COMPUTE_DTYPES else "bf16",
+    }
+
+
+def _max_duration(spec: JobSpec) -> float | None:
+    """Return after how many seconds the job is ended, where its length is known."""
+    if isinstance(spec, TrainSpec) and spec.time_budget_seconds:
+        return spec.time_budget_seconds * TRAINING_SHARE + GRACE_SECONDS
+    return None
+
+
+# What it is expected to measure
+
+
+def _prediction(
+    spec: JobSpec, best: PlannedStrategy, question: Question
+) -> dict[str, dict[str, Any]]:
+    """Return the figures that the job will measure, as the planner expects them."""
+    if isinstance(spec, TrainSpec):
+        return _figures(best, TRAIN_METRICS, 1)
+    if isinstance(spec, BenchmarkSpec):
+        return _figures(best, BENCHMARK_METRICS, spec.batch_size)
+    found: dict[str, dict[str, Any]] = {}
+    for prefix, dtype in (("original_", "bf16"), ("", spec.weight_dtype)):
+        tokens = (spec.prompt_tokens, spec.output_tokens)
+        estimate = estimate_generation(question.request, dtype, *tokens)
+        if estimate is not None:
+            figures = _figures(estimate, BENCHMARK_METRICS, 1)
+            found |= {f"{prefix}{name}": figure for name, figure in figures.items()}
+    return found
+
+
+def _figures(estimate: Estimate, metrics: dict[str, str], batch: int) -> dict[str, dict[str, Any]]:
+    """Return value, low, high and unit of each metric that the estimate has."""
+    found = {}
+    for metric, name in metrics.items():
+        figure = _decode_rate(estimate, batch) if name.startswith("decode_") else None
+        figure = figure or figure_values(estimate, name)
+        if figure is not None:
+            value, low, high = figure
+            found[metric] = {"value": value, "low": low, "high": high, "unit": _unit(metric)}
+    return found
+
+
+def _decode_rate(
+    estimate: Estimate, batch: int
+) -> tuple[float, float | None, float | None] | None:
+    """Return the tokens per second of a batch that is only decoding."""
+    each = estimate.performance.tpot_seconds
+    if not each:
+        return None
+    low, high = estimate.interval.get("tpot_seconds", (None, None))
+    return batch / each, batch / high if high else None, batch / low if low else None
+
+
+def _unit(metric: str) -> str:
+    return next((unit for ending, unit in UNITS.items() if metric.endswith(ending)), "")
+
+
+def launch_title(plan: Plan) -> str:
+    """Return the words of the launch button."""
+    return f"Launch: {GOAL_WORDS[plan.draft['goal']['goal']].lower()}"

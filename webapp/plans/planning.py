@@ -1,0 +1,104 @@
+"""The sole caller of the planner: drafts go in, answers are stored on the plan."""
+
+from typing import Any
+
+from planner import api
+from planner.errors import PlannerError
+from planner.specs.cluster import ClusterSpec
+from planner.specs.estimate import Estimate, EstimateRequest
+from planner.specs.plan import PlanAnswer, PlanRequest
+from planner.specs.strategy import Strategy
+from planner.specs.workload import GenerateWorkload
+from webapp.core.clock import now
+from webapp.plans.errors import DraftProblem
+from webapp.plans.models import Plan, PlanState
+from webapp.plans.questions import question_of
+
+
+def plan_compute(plan: Plan) -> PlanAnswer:
+    """Ask the planner about the draft, store question and answer, and return the answer.
+
+    Raises:
+        DraftProblem: the draft cannot be asked; the stored answer is emptied.
+    """
+    plan.request, plan.answer, plan.computed_at = {}, {}, None
+    try:
+        question = question_of(plan)
+        answer = api.plan(question.request)
+    except PlannerError as error:
+        raise DraftProblem(_sentence(error), error.field or "") from error
+    else:
+        plan.request = question.request.model_dump(mode="json")
+        plan.answer = answer.model_dump(mode="json")
+        plan.computed_at = now()
+        return answer
+    finally:
+        plan.save()
+
+
+def stored_answer(plan: Plan) -> PlanAnswer | None:
+    """Return the answer that is stored on the plan."""
+    return PlanAnswer.model_validate(plan.answer) if plan.answer else None
+
+
+def current_answer(plan: Plan) -> PlanAnswer:
+    """Return the stored answer while the draft is still the one it was computed for."""
+    if plan.answer:
+        return PlanAnswer.model_validate(plan.answer)
+    return plan_compute(plan)
+
+
+def plan_keep(plan: Plan, name: str = "") -> Plan:
+    """Mark a draft as finished: it is a plan from now on."""
+    plan.name = name.strip()[:120] or plan.name
+    plan.state = PlanState.COMPUTED
+    plan.save(update_fields=["name", "state", "saved_at"])
+    return plan
+
+
+def is_outdated(plan: Plan) -> bool:
+    """Return whether the same draft would ask something else today: a host was measured anew."""
+    try:
+        asked = question_of(plan).request.model_dump(mode="json")
+    except DraftProblem:
+        return True
+    return bool(plan.request) and asked != plan.request
+
+
+def estimate_generation(
+    request: PlanRequest, weight_dtype: str, prompt_tokens: int, output_tokens: int
+) -> Estimate | None:
+    """Return the cost of generating one sequence with weights of a dtype, where it has one."""
+    workload = GenerateWorkload(
+        batch_size=1, input_tokens=prompt_tokens, output_tokens=output_tokens
+    )
+    question = EstimateRequest(
+        model=request.model,
+        cluster=request.cluster,
+        workload=workload,
+        strategy=Strategy.model_validate({"weight_dtype": weight_dtype}),
+        engine=request.engine,
+        host_calibration=request.host_calibration,
+    )
+    try:
+        return api.estimate(question)
+    except PlannerError:
+        return None
+
+
+def fits_on(
+    model: str | dict[str, Any], cluster: ClusterSpec, weight_dtype: str
+) -> Estimate | None:
+    """Return the cost of one 2,048-token chat turn on a cluster, where it has one."""
+    workload = GenerateWorkload(batch_size=1, input_tokens=1792, output_tokens=256)
+    strategy = Strategy.model_validate({"weight_dtype": weight_dtype})
+    question = EstimateRequest(model=model, cluster=cluster, workload=workload, strategy=strategy)
+    try:
+        return api.estimate(question)
+    except PlannerError:
+        return None
+
+
+def _sentence(error: PlannerError) -> str:
+    text = error.message.rstrip(".")
+    return f"{text[:1].upper()}{text[1:]}."

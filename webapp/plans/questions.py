@@ -1,0 +1,169 @@
+"""A wizard draft as the planner's question: the only place where the two vocabularies meet."""
+
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from planner.specs.calibration import HostCalibration
+from planner.specs.cluster import ClusterSpec
+from planner.specs.plan import PlanRequest
+from planner.specs.strategy import Strategy
+from planner.specs.workload import (
+    CompressWorkload,
+    GenerateWorkload,
+    ServeWorkload,
+    TrainWorkload,
+    Workload,
+)
+from webapp.core.problems import Problem
+from webapp.hosts.device import cluster_for_host
+from webapp.hosts.models import Host
+from webapp.modelhub.demo import demo_config
+from webapp.modelhub.models import TeamModel
+from webapp.plans.errors import DraftProblem
+from webapp.plans.models import Plan
+
+Draft = dict[str, Any]
+
+SLO_SECONDS = {"chat": (1.0, 0.05), "code": (0.5, 0.03)}  # first token, each further token
+GROUPED_BITS = 4
+BITS = {"int8_weight_only": 8, "sparsegpt": 16}
+# Hardware that is only thought of is planned with the engine that people run there.
+CATALOG_ENGINES = {"serve": "vllm", "generate": "vllm"}
+ALTERNATIVES = 6
+
+
+class Question(NamedTuple):
+    """What the planner is asked, and the rows that the draft refers to."""
+
+    request: PlanRequest
+    host: Host | None
+    team_model: TeamModel | None
+
+
+def question_of(plan: Plan) -> Question:
+    """Return the planner's question for a draft.
+
+    Raises:
+        DraftProblem: the draft names a host or model that is gone, or a value is refused.
+    """
+    draft = plan.draft
+    host = _host(plan)
+    team_model = _team_model(plan)
+    goal = draft["goal"]["goal"]
+    try:
+        request = PlanRequest(
+            model=_model(draft["model"], team_model),
+            cluster=_cluster(draft["hardware"], host),
+            workload=_workload(goal, draft),
+            engine=None if host else CATALOG_ENGINES.get(goal),
+            objective=draft["goal"]["objective"],
+            pins=_pins(draft),
+            top=ALTERNATIVES,
+            host_calibration=_calibration(host),
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise DraftProblem(
+            f"{field}: {first['msg']} (it is {first['input']!r}).", field
+        ) from error
+    return Question(request, host, team_model)
+
+
+def _host(plan: Plan) -> Host | None:
+    choice = plan.draft["hardware"]["choice"]
+    if not choice.startswith("host:"):
+        return None
+    host = Host.objects.filter(team=plan.team, pk=choice.removeprefix("host:")).first()
+    if host is None:
+        raise DraftProblem("This host is no longer part of your team. Choose another.", "choice")
+    return host
+
+
+def _team_model(plan: Plan) -> TeamModel | None:
+    chosen = plan.draft["model"]
+    if chosen["source"] != "team":
+        return None
+    model = TeamModel.objects.filter(team=plan.team, pk=chosen.get("team_model") or "").first()
+    if model is None:
+        raise DraftProblem("This model is no longer part of your team. Choose another.", "model")
+    return model
+
+
+def _model(chosen: dict[str, Any], team_model: TeamModel | None) -> str | dict[str, Any]:
+    """Return a catalog id or a config.json."""
+    if team_model is not None:
+        config: dict[str, Any] = team_model.config
+        return config
+    if chosen["source"] == "demo":
+        return demo_config()
+    if chosen["source"] == "catalog":
+        return str(chosen["catalog_id"])
+    return dict(chosen["config" if chosen["source"] == "config" else "folder_config"])
+
+
+def _cluster(hardware: dict[str, Any], host: Host | None) -> ClusterSpec:
+    if host is not None:
+        try:
+            return cluster_for_host(host)
+        except Problem as problem:
+            raise DraftProblem(problem.detail, "choice") from problem
+    return ClusterSpec(
+        device=hardware["device"],
+        devices_per_node=hardware["devices_per_node"],
+        nodes=hardware["nodes"],
+    )
+
+
+def _workload(goal: str, draft: Draft) -> Workload:
+    values = draft["workload"][goal]
+    if goal == "serve":
+        return _serve(values, draft["goal"]["slo"])
+    if goal == "generate":
+        return GenerateWorkload(**values)
+    if goal == "compress":
+        return _compress(values)
+    return _train(goal, values)
+
+
+def _serve(values: dict[str, Any], slo: str) -> ServeWorkload:
+    ttft, tpot = SLO_SECONDS.get(slo, (None, None))
+    return ServeWorkload(
+        input_tokens=values["input_tokens"],
+        output_tokens=values["output_tokens"],
+        concurrency=values["concurrency"],
+        prefix_share_ratio=values["prefix_share_percent"] / 100,
+        ttft_slo_seconds=ttft,
+        tpot_slo_seconds=tpot,
+    )
+
+
+def _train(goal: str, values: dict[str, Any]) -> TrainWorkload:
+    method = "pretrain" if goal == "pretrain" else values["method"]
+    million = values.get("million_tokens")
+    return TrainWorkload(
+        sequence_length=values["sequence_length"],
+        global_batch_size=values["global_batch_size"],
+        method=method,
+        optimizer=values["optimizer"],
+        lora_rank=values["lora_rank"] if method in {"lora", "qlora"} else None,
+        tokens=int(million * 1e6) if million else None,
+    )
+
+
+def _compress(values: dict[str, Any]) -> CompressWorkload:
+    method = values["method"]
+    bits = BITS.get(method, GROUPED_BITS)
+    group_size = values["group_size"] if bits == GROUPED_BITS else None
+    return CompressWorkload(method=method, bits=bits, group_size=group_size)
+
+
+def _pins(draft: Draft) -> Strategy:
+    return Strategy(**{name: value for name, value in draft["pins"].items() if value})
+
+
+def _calibration(host: Host | None) -> HostCalibration | None:
+    if host is None or not host.calibration:
+        return None
+    return HostCalibration.model_validate(host.calibration)

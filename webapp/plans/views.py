@@ -1,0 +1,186 @@
+"""Plans: the list, a plan's page with its tabs, launching and deleting."""
+
+import json
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.auth.models import User
+from django.core.paginator import Paginator
+from django.db.models import Count, Q
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_GET, require_POST
+
+from planner.specs.plan import PlanAnswer
+from webapp.accounts.roles import visible_or_404
+from webapp.core.problems import Problem
+from webapp.plans.access import changeable_plan
+from webapp.plans.alternatives import columns_for, comparison, frontier_of, rejections
+from webapp.plans.errors import DraftProblem
+from webapp.plans.explanation import explain
+from webapp.plans.history import jobs_of, measured_of
+from webapp.plans.launching import launch_of, plan_launch
+from webapp.plans.models import Plan, PlanState
+from webapp.plans.planning import current_answer, is_outdated, plan_compute, plan_keep
+from webapp.plans.verdict import problem_verdict, verdict_of
+from webapp.plans.words import workload_words
+
+PAGE_SIZE = 50
+TABS = {
+    "summary": "Summary",
+    "alternatives": "Alternatives",
+    "why": "Why",
+    "exports": "Exports",
+    "history": "History",
+}
+
+
+@require_GET
+def plan_list(request: HttpRequest) -> HttpResponse:
+    """List the team's plans, newest first; ``q`` looks in their names."""
+    query = request.GET.get("q", "").strip()
+    plans = Plan.objects.visible_to(request.user).filter(
+        Q(state=PlanState.COMPUTED) | Q(owner=request.user.pk)
+    )
+    if query:
+        plans = plans.filter(name__icontains=query)
+    plans = plans.select_related("owner").annotate(num_jobs=Count("jobs"))
+    page = Paginator(plans.order_by("-saved_at"), PAGE_SIZE).get_page(request.GET.get("page"))
+    rows = [(plan, _row_verdict(plan)) for plan in page]
+    return render(request, "plans/list.html", {"page": page, "rows": rows, "filter": query})
+
+
+def _row_verdict(plan: Plan) -> str:
+    """Return a plan's verdict as a state of the chip."""
+    if plan.state == PlanState.DRAFT:
+        return "draft"
+    if not plan.answer:
+        return "incomplete"
+    return "fits" if plan.answer.get("plans") else "does-not-fit"
+
+
+@require_GET
+def plan_detail(request: HttpRequest, plan_id: str, tab: str = "summary") -> HttpResponse:
+    """Show a plan: the answer first, then the figures, then the reasons."""
+    if tab not in TABS:
+        raise Http404(tab)
+    plan = visible_or_404(Plan, request.user, pk=plan_id)
+    context: dict[str, Any] = {
+        "plan": plan,
+        "tab": tab,
+        "tabs": [_tab(plan, slug, tab) for slug in TABS],
+        "title": plan.name or "Draft plan",
+        "work": workload_words(plan.draft),
+    }
+    try:
+        answer = current_answer(plan)
+    except DraftProblem as problem:
+        context["verdict"] = problem_verdict(problem.sentence)
+        return render(request, "plans/detail.html", context)
+    url = reverse("plan-tab", args=[plan.pk, "why"])
+    context |= {
+        "answer": answer,
+        "best": answer.plans[0] if answer.plans else None,
+        "verdict": verdict_of(answer, plan.draft, url),
+        "is_outdated": is_outdated(plan),
+        **PANELS[tab](plan, answer),
+    }
+    return render(request, "plans/detail.html", context)
+
+
+def _tab(plan: Plan, slug: str, current: str) -> dict[str, Any]:
+    is_first = slug == "summary"
+    url = reverse("plan-detail" if is_first else "plan-tab", args=[plan.pk, slug][: 2 - is_first])
+    return {"url": url, "name": TABS[slug], "is_current": slug == current}
+
+
+def _summary(plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
+    terms = answer.plans[0].terms if answer.plans else ()
+    bound = answer.plans[0].bound_by if answer.plans else ""
+    groups = explain(answer.plans[0]) if terms else []
+    return {
+        "frontier": frontier_of(answer, plan.draft),
+        "columns": columns_for(plan.draft),
+        "comparison": comparison(answer, plan.draft),
+        "bound": bound,
+        "main_lines": [group.lines[-1] for group in groups if group.lines][:3],
+    }
+
+
+def _alternatives(plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
+    return {
+        "columns": columns_for(plan.draft),
+        "comparison": comparison(answer, plan.draft),
+        "rejections": rejections(answer),
+    }
+
+
+def _why(_plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
+    return {"groups": explain(answer.plans[0]) if answer.plans else []}
+
+
+def _exports(plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
+    """Return what can be copied: the question, the strategy, the job's document."""
+    texts = [("question", "The question", "Feed it to python -m planner plan", plan.request)]
+    if answer.plans:
+        strategy = answer.plans[0].strategy.model_dump(mode="json")
+        texts.append(("strategy", "The chosen strategy", "Every gap filled in", strategy))
+    try:
+        document = launch_of(plan).spec.model_dump(mode="json")
+        texts.append(("job", "The job", "The document that the host would run", document))
+    except DraftProblem:
+        pass
+    return {"exports": [(*text[:3], json.dumps(text[3], indent=2)) for text in texts]}
+
+
+def _history(plan: Plan, _answer: PlanAnswer) -> dict[str, Any]:
+    return {"jobs": jobs_of(plan), "measured": measured_of(plan)}
+
+
+PANELS = {
+    "summary": _summary,
+    "alternatives": _alternatives,
+    "why": _why,
+    "exports": _exports,
+    "history": _history,
+}
+
+
+@require_POST
+def plan_launch_view(request: HttpRequest, plan_id: str) -> HttpResponse:
+    """Launch a plan's job and go to its page, or only keep the plan."""
+    plan = changeable_plan(request, plan_id)
+    name = request.POST.get("name", "")
+    if request.POST.get("go") == "keep":
+        plan_keep(plan, name)
+        messages.success(request, "The plan is saved.")
+        return redirect("plan-detail", plan.pk)
+    by = User.objects.get(pk=request.user.pk)
+    try:
+        job = plan_launch(plan=plan, by=by, name=name)
+    except (DraftProblem, Problem) as problem:
+        messages.error(request, str(problem))
+        return redirect("plan-step", plan.pk, "review")
+    return redirect("job-detail", job.pk)
+
+
+@require_POST
+def plan_compute_view(request: HttpRequest, plan_id: str) -> HttpResponse:
+    """Ask the planner again, with today's measurements of the host."""
+    plan = changeable_plan(request, plan_id)
+    try:
+        plan_compute(plan)
+        messages.success(request, "Planned again with what is known today.")
+    except DraftProblem as problem:
+        messages.error(request, str(problem))
+    return redirect("plan-detail", plan.pk)
+
+
+@require_POST
+def plan_delete(request: HttpRequest, plan_id: str) -> HttpResponse:
+    """Delete a plan; jobs that were launched from it stay."""
+    plan = changeable_plan(request, plan_id)
+    messages.success(request, f"{plan.name or 'The draft'} is deleted; its jobs stay.")
+    plan.delete()
+    return redirect("plan-list")

@@ -1,0 +1,140 @@
+"""A draft and a strategy in words: names, summaries, one line per strategy."""
+
+from typing import Any
+
+from planner.specs.strategy import Strategy
+from webapp.core.units import TIMES, number
+from webapp.modelhub.demo import DEMO_NAME
+
+GOAL_WORDS = {
+    "serve": "Serve",
+    "generate": "Generate in batch",
+    "finetune": "Fine-tune",
+    "pretrain": "Pre-train",
+    "compress": "Compress",
+}
+SLO_WORDS = {"chat": "chat", "code": "code", "none": "no target"}
+METHOD_WORDS = {
+    "pretrain": "all weights",
+    "full": "all weights",
+    "lora": "LoRA",
+    "qlora": "QLoRA",
+    "int8_weight_only": "8-bit weights",
+    "int4_weight_only": "4-bit weights",
+    "nf4": "NormalFloat 4",
+    "gptq": "GPTQ",
+    "awq": "AWQ",
+    "sparsegpt": "SparseGPT",
+}
+DTYPE_WORDS = {
+    "fp32": "FP32",
+    "bf16": "BF16",
+    "fp16": "FP16",
+    "fp8": "FP8",
+    "int8": "8-bit",
+    "int4": "4-bit",
+    "nf4": "NF4",
+}
+BOUND_WORDS = {
+    "compute": "arithmetic",
+    "memory_bandwidth": "memory bandwidth",
+    "communication": "communication",
+    "overhead": "the engine's own overhead",
+    "memory": "memory size",
+}
+PARALLEL_NAMES = (
+    ("tensor_parallel_size", "tensor parallel"),
+    ("pipeline_parallel_size", "pipeline parallel"),
+    ("data_parallel_size", "data parallel"),
+    ("expert_parallel_size", "expert parallel"),
+    ("context_parallel_size", "context parallel"),
+)
+Draft = dict[str, Any]
+
+
+def dtype_words(dtype: str | None) -> str:
+    """Return a dtype as people say it."""
+    return DTYPE_WORDS.get(dtype or "", (dtype or "").upper())
+
+
+def strategy_words(strategy: Strategy) -> str:
+    """Return a strategy in one line: what differs from one device with plain weights."""
+    parts = [f"{_weights(strategy)} weights"]
+    parts += [
+        f"{name} {TIMES} {getattr(strategy, field)}"
+        for field, name in PARALLEL_NAMES
+        if (getattr(strategy, field) or 1) > 1
+    ]
+    if strategy.kv_cache_dtype and strategy.kv_cache_dtype != strategy.activation_dtype:
+        parts.append(f"{dtype_words(strategy.kv_cache_dtype)} KV cache")
+    if strategy.zero_stage:
+        parts.append(f"ZeRO-{strategy.zero_stage}")
+    if (strategy.gradient_accumulation_steps or 1) > 1:
+        parts.append(f"{strategy.gradient_accumulation_steps} accumulation steps")
+    if strategy.activation_recomputation not in {None, "none"}:
+        parts.append(f"{strategy.activation_recomputation} recomputation")
+    return " · ".join(parts + _offload_words(strategy))
+
+
+def _weights(strategy: Strategy) -> str:
+    words = dtype_words(strategy.weight_dtype)
+    return f"{strategy.quantization.upper()} {words}" if strategy.quantization else words
+
+
+def _offload_words(strategy: Strategy) -> list[str]:
+    offload = strategy.offload
+    if offload is None:
+        return []
+    shares = (
+        (offload.weights_cpu, "weights in host memory"),
+        (offload.weights_disk, "weights on disk"),
+        (offload.kv_cpu, "KV cache in host memory"),
+    )
+    words = [f"{share:.0%} of {name}" for share, name in shares if share]
+    return [*words, "optimiser offloaded"] if offload.optimizer != "none" else words
+
+
+def model_words(draft: Draft, team_model_name: str = "") -> str:
+    """Return the chosen model's short name."""
+    chosen = draft["model"]
+    if chosen["source"] == "demo":
+        return DEMO_NAME
+    if chosen["source"] == "team":
+        return team_model_name or "a model of the team"
+    if chosen["source"] == "catalog":
+        return str(chosen["catalog_id"]).rsplit("/", 1)[-1].replace("-", " ")
+    if chosen["source"] == "folder":
+        return str(chosen.get("path") or "folder").rstrip("/").rsplit("/", 1)[-1]
+    config = chosen.get("config") or {}
+    return str(config.get("_name_or_path") or config.get("model_type") or "pasted config")
+
+
+def hardware_words(draft: Draft, host_name: str = "", device_name: str = "") -> str:
+    """Return where it runs: a host's name, or how many of which device."""
+    if host_name:
+        return host_name
+    hardware = draft["hardware"]
+    count = hardware["devices_per_node"] * hardware["nodes"]
+    name = device_name or hardware["device"]
+    return f"{count} {TIMES} {name}" if count > 1 else name
+
+
+def workload_words(draft: Draft) -> str:
+    """Return the workload in a few words."""
+    goal = draft["goal"]["goal"]
+    values = draft["workload"][goal]
+    if goal == "serve":
+        tokens = values["input_tokens"] + values["output_tokens"]
+        return f"{values['concurrency']} people · {number(tokens)} tokens each"
+    if goal == "generate":
+        return f"batch of {values['batch_size']}"
+    if goal == "compress":
+        return METHOD_WORDS[values["method"]]
+    end = values.get("time_budget_minutes")
+    length = f"{end:g} min" if end else f"{values.get('million_tokens') or 0:g} M tokens"
+    return f"{values['global_batch_size']} {TIMES} {values['sequence_length']} tokens · {length}"
+
+
+def plan_title(draft: Draft, model: str, hardware: str) -> str:
+    """Return a plan's own name: what, which model, where."""
+    return f"{GOAL_WORDS[draft['goal']['goal']]} {model} on {hardware}"[:120]

@@ -1,0 +1,72 @@
+"""What a new plan starts from: every step has a working answer before anyone touches it."""
+
+from typing import Any
+
+from webapp.hosts.models import Host
+from webapp.modelhub.models import TeamModel
+
+Draft = dict[str, Any]
+
+DEFAULT_MODEL = "meta-llama/Llama-3.1-8B"
+DEFAULT_DEVICE = "rtx-4090"
+GOALS = ("serve", "generate", "finetune", "pretrain", "compress")
+
+WORKLOADS: dict[str, dict[str, Any]] = {
+    "serve": {
+        "input_tokens": 1024,
+        "output_tokens": 256,
+        "concurrency": 16,
+        "prefix_share_percent": 0,
+    },
+    "generate": {"batch_size": 32, "input_tokens": 1024, "output_tokens": 256},
+    "finetune": {
+        "method": "lora",
+        "sequence_length": 2048,
+        "global_batch_size": 16,
+        "lora_rank": 16,
+        "optimizer": "adamw",
+        "time_budget_minutes": None,
+        "million_tokens": 10.0,
+    },
+    "pretrain": {
+        "sequence_length": 256,
+        "global_batch_size": 8,
+        "optimizer": "adamw",
+        "time_budget_minutes": 2.0,
+        "million_tokens": None,
+    },
+    "compress": {"method": "int8_weight_only", "group_size": 32},
+}
+
+
+def _hardware(host: Host | None) -> dict[str, Any]:
+    choice = f"host:{host.pk}" if host else "catalog"
+    return {"choice": choice, "device": DEFAULT_DEVICE, "devices_per_node": 1, "nodes": 1}
+
+
+def _draft(preset: str, goal: str, model: dict[str, Any], host: Host | None) -> Draft:
+    return {
+        "preset": preset,
+        "is_touched": False,
+        "goal": {"goal": goal, "objective": "balanced", "slo": "chat"},
+        "model": {"catalog_id": DEFAULT_MODEL, **model},
+        "workload": {kind: dict(values) for kind, values in WORKLOADS.items()},
+        "hardware": _hardware(host),
+        "pins": {},
+    }
+
+
+def demo_draft(host: Host | None) -> Draft:
+    """Return the newcomer's draft: train the demo model on this machine in two minutes."""
+    return _draft("demo", "pretrain", {"source": "demo"}, host)
+
+
+def serve_draft(host: Host | None) -> Draft:
+    """Return the usual draft: serve an 8B model to sixteen people as a chat."""
+    return _draft("serve", "serve", {"source": "catalog"}, host)
+
+
+def quantize_draft(model: TeamModel, host: Host | None) -> Draft:
+    """Return a draft that compresses one of the team's models where its weights lie."""
+    chosen = {"source": "team", "team_model": model.pk}
+    return _draft("quantize", "compress", chosen, model.host or host)

@@ -1,0 +1,108 @@
+"""The wizard's own form fields: numbers with limits in words, choices from the catalogs."""
+
+import json
+from functools import cache
+from typing import Any
+
+from django import forms
+from django.core.files.uploadedfile import UploadedFile
+
+from planner.catalog.devices import list_devices
+from planner.catalog.models import list_models
+from webapp.core.units import gib
+
+MAX_CONFIG_BYTES = 256 * 1024
+Choices = list[tuple[str, Any]]
+
+
+class WholeNumber(forms.IntegerField):
+    """A whole number whose error names the value and the limits."""
+
+    def __init__(self, label: str, low: int, high: int, hint: str = "", **options: Any) -> None:
+        super().__init__(label=label, min_value=low, max_value=high, help_text=hint, **options)
+        limits = f"It must be a whole number from {low:,} to {high:,}."
+        self.error_messages |= {"required": f"{label} is missing. {limits}", "invalid": limits}
+
+
+class DecimalNumber(forms.FloatField):
+    """A number whose error names the limits."""
+
+    def __init__(
+        self, label: str, low: float, high: float, hint: str = "", **options: Any
+    ) -> None:
+        super().__init__(label=label, min_value=low, max_value=high, help_text=hint, **options)
+        self.error_messages |= {"invalid": f"It must be a number from {low:g} to {high:g}."}
+
+
+class ConfigJson(forms.CharField):
+    """The text of a Hugging Face ``config.json``; becomes the object that it describes."""
+
+    widget = forms.Textarea
+
+    def __init__(self, label: str, hint: str = "", **options: Any) -> None:
+        super().__init__(label=label, help_text=hint, required=False, **options)
+        self.widget.attrs |= {"rows": 8, "spellcheck": "false"}
+
+    def prepare_value(self, value: Any) -> Any:  # noqa: ANN401 -- as in Django
+        """Return the text that the control shows for a stored object."""
+        return json.dumps(value, indent=2) if isinstance(value, dict) else value
+
+    def to_python(self, value: Any) -> Any:  # noqa: ANN401 -- as in Django
+        """Return the object, or refuse what is no JSON object with the place of the fault."""
+        text = super().to_python(value)
+        return parse_config(text) if text else {}
+
+
+def parse_config(text: str) -> dict[str, Any]:
+    """Return the object in ``text``.
+
+    Raises:
+        ValidationError: it is too long, no JSON, or no object; the message says where.
+    """
+    if len(text.encode()) > MAX_CONFIG_BYTES:
+        raise forms.ValidationError(
+            f"This is {len(text.encode()) // 1024:,} KiB long; a config.json has at most "
+            f"{MAX_CONFIG_BYTES // 1024} KiB. Paste config.json, not the weights' index."
+        )
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        where = getattr(error, "lineno", None)
+        place = f" at line {where}, column {getattr(error, 'colno', 0)}" if where else ""
+        raise forms.ValidationError(
+            f"This is not JSON: it breaks off{place}. Paste the whole file, from {{ to }}."
+        ) from error
+    if not isinstance(config, dict):
+        raise forms.ValidationError("A config.json is one object in braces, this is not.")
+    return config
+
+
+def read_upload(upload: UploadedFile | None) -> dict[str, Any]:
+    """Return the object in an uploaded ``config.json``, or nothing without an upload."""
+    if upload is None:
+        return {}
+    try:
+        text = upload.read(MAX_CONFIG_BYTES + 1).decode()
+    except UnicodeDecodeError as error:
+        raise forms.ValidationError(
+            "This file is not text. Upload config.json, not the weights."
+        ) from error
+    return parse_config(text)
+
+
+@cache
+def device_choices() -> tuple[tuple[str, list[tuple[str, str]]], ...]:
+    """Return every catalog device with its memory, grouped by maker."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for device in list_devices():
+        label = f"{device.name or device.id} · {gib(device.memory_bytes)} GiB"
+        groups.setdefault(device.vendor or "Other", []).append((device.id, label))
+    return tuple(
+        (maker, sorted(group, key=lambda pair: pair[1])) for maker, group in groups.items()
+    )
+
+
+@cache
+def model_ids() -> tuple[str, ...]:
+    """Return every catalog model's id."""
+    return tuple(entry.id for entry in list_models())

@@ -1,0 +1,274 @@
+"""One form per step; what they clean is what the draft stores."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from django import forms
+
+from planner.catalog.hf_config import model_from_config
+from planner.catalog.models import get_entry
+from planner.errors import PlannerError
+from webapp.hosts.models import Host
+from webapp.modelhub.models import TeamModel
+from webapp.wizard.fields import (
+    ConfigJson,
+    DecimalNumber,
+    WholeNumber,
+    device_choices,
+    read_upload,
+)
+
+GOAL_CHOICES = [
+    ("serve", "Serve it", "Answer people or programs as they come"),
+    ("generate", "Generate in batch", "Work through a pile of prompts, as fast as it goes"),
+    ("finetune", "Fine-tune it", "Teach a trained model your own text"),
+    ("pretrain", "Pre-train it", "Train a model from nothing"),
+    ("compress", "Compress it", "Make the weights smaller and see what it costs in quality"),
+]
+OBJECTIVES = [
+    ("balanced", "Balanced"),
+    ("throughput", "Most tokens per second"),
+    ("latency", "Shortest wait"),
+    ("cost", "Cheapest"),
+    ("memory", "Smallest in memory"),
+    ("quality", "Best quality"),
+    ("energy", "Least energy"),
+]
+SLOS = [
+    ("chat", "Chat: first token within 1 s, then 20 tokens a second"),
+    ("code", "Code completion: first token within 0.5 s, then 33 tokens a second"),
+    ("none", "No target"),
+]
+TRAIN_METHODS = [
+    ("full", "Full: every weight"),
+    ("lora", "LoRA: low-rank adapters"),
+    ("qlora", "QLoRA: adapters over 4-bit weights"),
+]
+OPTIMIZERS = [
+    ("adamw", "AdamW"),
+    ("adamw_8bit", "AdamW, 8-bit states"),
+    ("adafactor", "Adafactor"),
+    ("lion", "Lion"),
+    ("sgd", "SGD"),
+]
+COMPRESSIONS = [
+    ("int8_weight_only", "8-bit whole numbers, weights only"),
+    ("int4_weight_only", "4-bit whole numbers in groups, weights only"),
+    ("nf4", "4-bit NormalFloat"),
+    ("gptq", "GPTQ, 4 bit"),
+    ("awq", "AWQ, 4 bit"),
+    ("sparsegpt", "SparseGPT, half of the weights"),
+]
+SOURCES = ("demo", "catalog", "team", "config", "folder")
+DTYPES = ["fp32", "bf16", "fp16", "fp8", "int8", "int4", "nf4"]
+
+
+class StepForm(forms.Form):
+    """A step of the wizard: no colon after labels, errors linked to their fields by Django."""
+
+    use_required_attribute = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("label_suffix", "")
+        super().__init__(*args, **kwargs)
+
+
+class GoalForm(StepForm):
+    """What it is for."""
+
+    goal = forms.ChoiceField(choices=[(key, name) for key, name, _ in GOAL_CHOICES])
+    objective = forms.ChoiceField(label="What matters most", choices=OBJECTIVES)
+    slo = forms.ChoiceField(
+        label="How quick it must feel",
+        choices=SLOS,
+        help_text="For serving. The verdict says whether the target is met.",
+    )
+
+
+class ModelForm(StepForm):
+    """Which model: from the catalog, the demo, the team's own, a config or a folder."""
+
+    source = forms.ChoiceField(choices=[(key, key) for key in SOURCES])
+    catalog_id = forms.CharField(
+        label="Model",
+        required=False,
+        help_text="Type part of a name; every entry is a published configuration.",
+        widget=forms.TextInput(attrs={"list": "catalog-models", "autocomplete": "off"}),
+    )
+    team_model = forms.ChoiceField(label="Model of your team", required=False)
+    config = ConfigJson("config.json", "Paste the file as Hugging Face publishes it.")
+    config_file = forms.FileField(
+        label="Or upload the file",
+        required=False,
+        widget=forms.FileInput(attrs={"accept": ".json,application/json"}),
+    )
+    path = forms.CharField(
+        label="Folder on the host",
+        required=False,
+        max_length=400,
+        help_text="With config.json, safetensors and tokenizer.json, below the host's model "
+        "folder; the host checks it when the job starts.",
+    )
+    folder_config = ConfigJson("Its config.json", "The planner needs the model's shape.")
+
+    def __init__(self, *args: Any, team_models: Sequence[TeamModel], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.team_models = list(team_models)
+        choices = [(model.pk, model.name) for model in self.team_models]
+        self.fields["team_model"] = forms.ChoiceField(
+            label="Model of your team", required=False, choices=[("", "Choose one"), *choices]
+        )
+
+    def clean(self) -> dict[str, Any]:
+        """Check what the chosen source needs, and nothing that it does not."""
+        values = super().clean() or self.cleaned_data
+        check = getattr(self, f"_check_{values.get('source')}", None)
+        if check:
+            check(values)
+        values.pop("config_file", None)
+        return values
+
+    def _check_catalog(self, values: dict[str, Any]) -> None:
+        try:
+            values["catalog_id"] = get_entry(values.get("catalog_id") or "").id
+        except PlannerError as error:
+            self.add_error("catalog_id", _sentence(error))
+
+    def _check_team(self, values: dict[str, Any]) -> None:
+        if not values.get("team_model"):
+            self.add_error("team_model", "Choose one of your team's models, or another source.")
+
+    def _check_config(self, values: dict[str, Any]) -> None:
+        try:
+            values["config"] = read_upload(values.get("config_file")) or values.get("config")
+        except forms.ValidationError as error:
+            self.add_error("config_file", error)
+            return
+        self._check_shape("config", values)
+
+    def _check_folder(self, values: dict[str, Any]) -> None:
+        path = values.get("path") or ""
+        if not path.strip():
+            self.add_error("path", "Name the folder on the host, for example llama-3.2-1b.")
+        elif ".." in path.split("/") or "\x00" in path:
+            self.add_error("path", "A folder's path may not climb with “..”.")
+        self._check_shape("folder_config", values)
+
+    def _check_shape(self, name: str, values: dict[str, Any]) -> None:
+        if name in self.errors:
+            return
+        if not values.get(name):
+            self.add_error(name, "Paste the config.json, or upload it.")
+            return
+        try:
+            model_from_config(values[name])
+        except PlannerError as error:
+            self.add_error(name, _sentence(error))
+
+
+def _sentence(error: PlannerError) -> str:
+    """Return a planner's message as a sentence that stands alone."""
+    text = error.message.rstrip(".")
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+class ServeForm(StepForm):
+    """Requests as they come."""
+
+    input_tokens = WholeNumber("Prompt length", 1, 1_000_000, "Tokens in a typical request")
+    output_tokens = WholeNumber("Answer length", 1, 1_000_000, "Tokens in a typical answer")
+    concurrency = WholeNumber("People at once", 1, 100_000, "Requests in flight together")
+    prefix_share_percent = WholeNumber(
+        "Shared beginning", 0, 99, "Per cent of the prompt that all requests share"
+    )
+
+
+class GenerateForm(StepForm):
+    """One pile of prompts."""
+
+    batch_size = WholeNumber("Batch size", 1, 100_000, "Sequences worked on together")
+    input_tokens = WholeNumber("Prompt length", 1, 1_000_000, "Tokens")
+    output_tokens = WholeNumber("Answer length", 1, 1_000_000, "Tokens")
+
+
+class PretrainForm(StepForm):
+    """A training run: how long the text pieces are, how many at once, for how long."""
+
+    sequence_length = WholeNumber("Sequence length", 8, 1_000_000, "Tokens in one piece of text")
+    global_batch_size = WholeNumber("Batch size", 1, 100_000, "Pieces of text in one step")
+    optimizer = forms.ChoiceField(label="Optimiser", choices=OPTIMIZERS)
+    time_budget_minutes = DecimalNumber(
+        "Time budget", 0.1, 100_000, "Minutes; stops when they are over", required=False
+    )
+    million_tokens = DecimalNumber(
+        "Or a number of tokens",
+        0.001,
+        1e9,
+        "Millions; empty means the time budget",
+        required=False,
+    )
+
+    def clean(self) -> dict[str, Any]:
+        """Refuse a run without an end."""
+        values = super().clean() or self.cleaned_data
+        ends = ("time_budget_minutes", "million_tokens")
+        if not any(values.get(name) or name in self.errors for name in ends):
+            self.add_error("time_budget_minutes", "Give a time budget or a number of tokens.")
+        return values
+
+
+class FinetuneForm(PretrainForm):
+    """A training run that starts from trained weights."""
+
+    method = forms.ChoiceField(label="Method", choices=TRAIN_METHODS)
+    lora_rank = WholeNumber("Adapter rank", 1, 1024, "For LoRA and QLoRA")
+    field_order = ["method", "lora_rank"]
+
+
+class CompressForm(StepForm):
+    """Smaller weights."""
+
+    method = forms.ChoiceField(label="Method", choices=COMPRESSIONS)
+    group_size = WholeNumber("Group size", 8, 4096, "Weights that share one scale, for 4 bit")
+
+
+class HardwareForm(StepForm):
+    """Where it runs: one of the team's hosts, or hardware that is only thought of."""
+
+    choice = forms.ChoiceField()
+    device = forms.ChoiceField(label="Device", choices=device_choices)
+    devices_per_node = WholeNumber("Devices in one machine", 1, 1024)
+    nodes = WholeNumber("Machines", 1, 10_000)
+
+    def __init__(self, *args: Any, hosts: Sequence[Host], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        choices = [(f"host:{host.pk}", host.name) for host in hosts]
+        self.fields["choice"] = forms.ChoiceField(choices=[*choices, ("catalog", "catalog")])
+
+
+def _auto(names: Sequence[str]) -> list[tuple[str, str]]:
+    return [("", "Let the planner choose"), *((name, name) for name in names)]
+
+
+class PinsForm(StepForm):
+    """Parts of the strategy that the planner must keep."""
+
+    weight_dtype = forms.ChoiceField(label="Weights", choices=_auto(DTYPES), required=False)
+    kv_cache_dtype = forms.ChoiceField(
+        label="KV cache", choices=_auto(["bf16", "fp16", "fp8", "int8"]), required=False
+    )
+    tensor_parallel_size = WholeNumber("Tensor parallel", 1, 1024, required=False)
+    pipeline_parallel_size = WholeNumber("Pipeline parallel", 1, 1024, required=False)
+    micro_batch_size = WholeNumber("Micro-batch", 1, 100_000, required=False)
+    activation_recomputation = forms.ChoiceField(
+        label="Recompute activations", choices=_auto(["none", "selective", "full"]), required=False
+    )
+
+
+WORKLOAD_FORMS: dict[str, type[StepForm]] = {
+    "serve": ServeForm,
+    "generate": GenerateForm,
+    "finetune": FinetuneForm,
+    "pretrain": PretrainForm,
+    "compress": CompressForm,
+}

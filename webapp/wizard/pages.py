@@ -1,0 +1,155 @@
+"""What the wizard's pages show: the form, the stepper, the choices, the rail."""
+
+from typing import Any, NamedTuple
+
+from django.urls import reverse
+
+from planner.catalog.devices import get_device
+from planner.errors import PlannerError
+from planner.specs.model import ModelSpec
+from webapp.core.units import bandwidth, gib, memory, number, parameters
+from webapp.hosts.contact import Contact, contact_of
+from webapp.hosts.models import Host
+from webapp.modelhub.shapes import catalog_shape, num_parameters
+from webapp.plans.errors import DraftProblem
+from webapp.plans.launching import launch_note
+from webapp.plans.models import Plan
+from webapp.plans.planning import current_answer, plan_compute
+from webapp.plans.verdict import Verdict, problem_verdict, suggestion_effect, verdict_of
+from webapp.plans.words import plan_title
+from webapp.wizard.fields import model_ids
+from webapp.wizard.forms import GOAL_CHOICES, PinsForm, StepForm
+from webapp.wizard.steps import (
+    STEPS,
+    Options,
+    neighbours,
+    options_for,
+    pins_form,
+    step_form,
+    stepper,
+    summaries,
+)
+
+Page = dict[str, Any]
+
+
+class HostChoice(NamedTuple):
+    """One host as the hardware step offers it."""
+
+    value: str
+    host: Host
+    cells: tuple[str, ...]
+    more: str
+    contact: Contact
+
+
+def compute_quietly(plan: Plan) -> None:
+    """Plan anew; what is wrong with the draft shows in the rail, not as a failure."""
+    try:
+        plan_compute(plan)
+    except DraftProblem:
+        return
+
+
+def step_page(
+    plan: Plan, slug: str, form: StepForm | None = None, pins: PinsForm | None = None
+) -> Page:
+    """Return everything that a step's page shows; forms that were sent keep their errors."""
+    options = options_for(plan)
+    said = summaries(plan.draft, options)
+    before, after = neighbours(slug)
+    return {
+        "plan": plan,
+        "step": next(step for step in STEPS if step.slug == slug),
+        "steps": stepper(plan, slug, said),
+        "before": before,
+        "after": after,
+        "form": form or step_form(slug, plan.draft, options),
+        "template": f"wizard/{slug}.html",
+        **_extras(plan, slug, options, pins),
+        **rail(plan, slug),
+    }
+
+
+def _extras(plan: Plan, slug: str, options: Options, pins: PinsForm | None) -> Page:
+    """Return what only one step needs."""
+    draft = plan.draft
+    if slug == "goal":
+        return {"goals": GOAL_CHOICES}
+    if slug == "model":
+        chosen = catalog_shape(draft["model"]["catalog_id"])
+        return {"models": model_ids(), "shape_words": shape_words(chosen) if chosen else ""}
+    if slug == "hardware":
+        return {
+            "pins": pins or pins_form(draft),
+            "has_pins": any(draft["pins"].values()) or bool(pins and pins.errors),
+            "host_choices": [_host_choice(host) for host in options.hosts],
+        }
+    if slug == "review":
+        said = summaries(draft, options)
+        return {
+            "title": plan.name or plan_title(draft, said["model"], said["hardware"]),
+            "review": [(step, said[step.slug]) for step in STEPS[:-1]],
+            "note": launch_note(plan),
+        }
+    return {"goal": draft["goal"]["goal"]}
+
+
+def shape_words(shape: ModelSpec) -> str:
+    """Return a model's shape in one line."""
+    heads = f"{shape.num_attention_heads} heads, {shape.num_key_value_heads} for keys and values"
+    context = f"{number(shape.max_position_embeddings)} tokens of context"
+    layers = f"{shape.num_hidden_layers} layers"
+    return f"{parameters(num_parameters(shape))} parameters · {layers} · {heads} · {context}"
+
+
+def _host_choice(host: Host) -> HostChoice:
+    gpus = host.facts.get("gpus") or []
+    cells = tuple(f"{round(gpu['memory_bytes'] / 1024**3)}" for gpu in gpus)
+    words = [f"{len(gpus)} GPU" if gpus else "CPU only"]
+    if host.facts:
+        words += [f"{host.facts['cpu_count']} cores", str(memory(host.facts["memory_bytes"]))]
+    for device in (host.microbench.get("devices") or [])[:1]:
+        words.append(f"{bandwidth(device['memory_bandwidth_bytes_per_second'])} measured")
+    return HostChoice(f"host:{host.pk}", host, cells, " · ".join(words), contact_of(host))
+
+
+def rail(plan: Plan, slug: str = "") -> Page:
+    """Return what the right rail shows: the verdict and the changes that would help."""
+    verdict = verdict_for(plan)
+    chips = [
+        (index, suggestion.title, suggestion_effect(suggestion))
+        for index, suggestion in enumerate(verdict.suggestions)
+    ]
+    return {"plan": plan, "verdict": verdict, "chips": chips, "slug": slug, "price": _price(plan)}
+
+
+def verdict_for(plan: Plan) -> Verdict:
+    """Return the verdict on a draft, planned anew if it has no answer yet."""
+    try:
+        answer = current_answer(plan)
+    except DraftProblem as problem:
+        return problem_verdict(problem.sentence)
+    return verdict_of(answer, plan.draft, reverse("plan-tab", args=[plan.pk, "why"]))
+
+
+def problem_rail(plan: Plan, page: Page) -> Page:
+    """Return the rail for a form that is not valid: the first error, in words."""
+    forms = [form for form in (page["form"], page.get("pins")) if form is not None]
+    errors = [text for form in forms for texts in form.errors.values() for text in texts]
+    verdict = problem_verdict(errors[0] if errors else "Something on this page is not valid.")
+    return {"plan": plan, "verdict": verdict, "chips": [], "is_unsaved": True}
+
+
+def _price(plan: Plan) -> str:
+    """Return where the price of catalog hardware comes from, if it has one."""
+    hardware = plan.draft["hardware"]
+    if hardware["choice"] != "catalog":
+        return ""
+    try:
+        device = get_device(hardware["device"])
+    except PlannerError:
+        return ""
+    if device.price_usd_per_hour is None:
+        return f"{device.name or device.id}, {gib(device.memory_bytes)} GiB · no price is known"
+    return f"${device.price_usd_per_hour:g} an hour · {device.source or 'catalog'}"

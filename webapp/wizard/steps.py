@@ -1,0 +1,148 @@
+"""The five steps: their order, their questions, their forms."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from django.http import QueryDict
+from django.urls import reverse
+from django.utils.datastructures import MultiValueDict
+
+from webapp.hosts.models import Host, HostState
+from webapp.modelhub.models import TeamModel
+from webapp.plans.models import Plan
+from webapp.plans.words import (
+    GOAL_WORDS,
+    SLO_WORDS,
+    hardware_words,
+    model_words,
+    workload_words,
+)
+from webapp.wizard.forms import (
+    WORKLOAD_FORMS,
+    GoalForm,
+    HardwareForm,
+    ModelForm,
+    PinsForm,
+    StepForm,
+)
+
+Draft = dict[str, Any]
+
+
+class Step(NamedTuple):
+    """One page of the wizard."""
+
+    slug: str
+    name: str
+    question: str
+
+
+STEPS = (
+    Step("goal", "Goal", "What should the model do?"),
+    Step("model", "Model", "Which model?"),
+    Step("workload", "Workload", "How much work is it?"),
+    Step("hardware", "Hardware", "Where should it run?"),
+    Step("review", "Review", "Is this what you want?"),
+)
+SLUGS = tuple(step.slug for step in STEPS)
+DEFAULT_PINS = "pins"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a draft can choose from: read once per request."""
+
+    hosts: tuple[Host, ...]
+    team_models: tuple[TeamModel, ...]
+
+    def host_of(self, draft: Draft) -> Host | None:
+        """Return the host that the draft chose, if it is one of these."""
+        choice = draft["hardware"]["choice"]
+        return next((host for host in self.hosts if f"host:{host.pk}" == choice), None)
+
+    def team_model_of(self, draft: Draft) -> TeamModel | None:
+        """Return the team's model that the draft chose, if it is one of these."""
+        chosen = draft["model"].get("team_model")
+        return next((model for model in self.team_models if model.pk == chosen), None)
+
+
+def options_for(plan: Plan) -> Options:
+    """Return the hosts that can run jobs, first enrolled first, and the team's models."""
+    hosts = Host.objects.filter(team=plan.team, kind="agent").exclude(
+        state__in=[HostState.RETIRED, HostState.PENDING]
+    )
+    models = TeamModel.objects.filter(team=plan.team).select_related("host")
+    return Options(tuple(hosts.order_by("created_at")), tuple(models))
+
+
+def step_form(
+    slug: str,
+    draft: Draft,
+    options: Options,
+    data: QueryDict | None = None,
+    files: MultiValueDict[str, Any] | None = None,
+) -> StepForm | None:
+    """Return a step's form, filled from ``data`` or else from the draft; review has none."""
+    bound: dict[str, Any] = {"data": data, "files": files} if data is not None else {}
+    if slug == "goal":
+        return GoalForm(initial=draft["goal"], **bound)
+    if slug == "model":
+        initial = draft["model"]
+        return ModelForm(initial=initial, team_models=options.team_models, **bound)
+    if slug == "workload":
+        goal = draft["goal"]["goal"]
+        return WORKLOAD_FORMS[goal](initial=draft["workload"][goal], **bound)
+    if slug == "hardware":
+        return HardwareForm(initial=draft["hardware"], hosts=options.hosts, **bound)
+    return None
+
+
+def pins_form(draft: Draft, data: QueryDict | None = None) -> PinsForm:
+    """Return the form of what the planner must keep; it stands on the hardware step."""
+    bound: dict[str, Any] = {"data": data} if data is not None else {}
+    return PinsForm(initial=draft["pins"], prefix="pin", **bound)
+
+
+def store(slug: str, draft: Draft, values: Mapping[str, Any]) -> None:
+    """Put a step's cleaned values into the draft; other goals' workloads stay as they are."""
+    if slug == "workload":
+        draft["workload"][draft["goal"]["goal"]].update(values)
+    else:
+        draft[slug].update(values)
+    draft["is_touched"] = True
+
+
+def neighbours(slug: str) -> tuple[Step | None, Step | None]:
+    """Return the steps before and after one."""
+    at = SLUGS.index(slug)
+    return (STEPS[at - 1] if at else None, STEPS[at + 1] if at + 1 < len(STEPS) else None)
+
+
+def summaries(draft: Draft, options: Options) -> dict[str, str]:
+    """Return what each step holds now, in a few words."""
+    goal = draft["goal"]["goal"]
+    slo = f" · {SLO_WORDS[draft['goal']['slo']]}" if goal == "serve" else ""
+    host, team_model = options.host_of(draft), options.team_model_of(draft)
+    return {
+        "goal": GOAL_WORDS[goal] + slo,
+        "model": model_words(draft, team_model.name if team_model else ""),
+        "workload": workload_words(draft),
+        "hardware": hardware_words(draft, host.name if host else ""),
+        "review": "",
+    }
+
+
+def stepper(plan: Plan, current: str, said: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the steps as the stepper draws them: those before the current one are done."""
+    at = SLUGS.index(current)
+    return [
+        {
+            "name": step.name,
+            "url": reverse("plan-step", args=[plan.pk, step.slug]),
+            "summary": said[step.slug],
+            "is_current": index == at,
+            "is_done": index < at,
+        }
+        for index, step in enumerate(STEPS)
+    ]
