@@ -69,6 +69,7 @@ class Site:
             "PYTHONUNBUFFERED": "1",
         }
         self.crew = processes.Crew(data, self.environment)
+        self.account = ""  # of the admin, between its making and its telling
         self.num_signals = 0
         self.holds_signals = False
 
@@ -95,7 +96,7 @@ class Site:
             say.line(f"  ✓ Ended {num_ended} processes that an interrupted start had left")
         self._start_broker()
         with say.step("Bringing the database up to date"):
-            told = self._manage("prepare")
+            self.account = ", ".join(self._manage("prepare").strip().splitlines())
         self._start_web()
         python = sys.executable
         self._start(processes.Child("control", [python, "manage.py", "control"]))
@@ -103,13 +104,13 @@ class Site:
         self._start_host()
         say.line()
         say.line(f"  Slipway is ready: {self.url}")
-        if account := ", ".join(told.strip().splitlines()):
-            say.line(f"  Sign in with {account} (the password is shown only now)")
+        self._tell_account()
         say.line(f"  Ctrl-C stops everything. Data and logs are in {self.data}")
 
     def stop(self) -> None:
         """Stop running jobs, then every part, the broker last; a second Ctrl-C hurries."""
         self.holds_signals = True
+        self._tell_account()
         if not self.crew.children:
             return
         say.line("\n  Stopping (Ctrl-C again to hurry)")
@@ -117,6 +118,12 @@ class Site:
             self._run("-m", "runners", "stop-all", "--dir", str(self.data / "host"))
         self.crew.stop(hurry=lambda: self.num_signals > 1)
         say.line("  Stopped; nothing is left running.")
+
+    def _tell_account(self) -> None:
+        """Say the new account once, also when the start fails after it was made."""
+        if self.account:
+            say.line(f"  Sign in with {self.account} (the password is shown only now)")
+        self.account = ""
 
     def _start_broker(self) -> None:
         with say.step("Starting Redis"):
