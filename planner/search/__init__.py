@@ -1,0 +1,1 @@
+"""Finds the best strategy: enumerate, prune with reasons and numbers, rank, suggest."""

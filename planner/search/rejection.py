@@ -1,0 +1,114 @@
+"""Why strategies lost, by family, each with the numbers of its closest miss."""
+
+from dataclasses import dataclass, field
+
+from planner.search.constraints import unit_of
+from planner.specs.estimate import Estimate
+from planner.specs.plan import Rejection
+from planner.specs.strategy import Strategy
+
+GIB = 1024**3
+MAX_FAMILIES = 32
+
+
+def family_of(strategy: Strategy) -> str:
+    """Return the family of a strategy: its weights and how it splits them."""
+    parts = [f"{strategy.weight_dtype or strategy.compute_dtype} weights"]
+    for size, name in (
+        (strategy.tensor_parallel_size, "tensor"),
+        (strategy.pipeline_parallel_size, "pipeline"),
+    ):
+        if size and size > 1:
+            parts.append(f"{name} parallel {size}")
+    if strategy.zero_stage:
+        parts.append(f"ZeRO {strategy.zero_stage}")
+    if strategy.activation_recomputation == "full":
+        parts.append("full recomputation")
+    return ", ".join(parts)
+
+
+@dataclass
+class Rejections:
+    """Collects rejections; of one family the closest miss stays."""
+
+    by_family: dict[str, Rejection] = field(default_factory=dict)
+    accepted: set[str] = field(default_factory=set)
+
+    def accept(self, strategy: Strategy) -> None:
+        """Note that a family has a feasible member, so that it is not a rejected one."""
+        self.accepted.add(family_of(strategy))
+
+    def technique(self, key: str, reason: str) -> None:
+        """Note a technique that does not apply."""
+        self.by_family[key] = Rejection(family=key, constraint="applicability", reason=reason)
+
+    def memory(self, estimate: Estimate, usable_bytes: float) -> None:
+        """Note a strategy that needs more memory than a device has."""
+        need = float(estimate.memory.per_device_peak_bytes)
+        largest = max(estimate.memory.breakdown_bytes.items(), key=lambda item: item[1])
+        name, share = largest
+        reason = (
+            f"needs {need / GIB:.1f} GiB per device, {usable_bytes / GIB:.1f} GiB are usable; "
+            f"{name.replace('_', ' ')} take {share / GIB:.1f} GiB"
+        )
+        self._note(estimate, Miss("memory", reason, need, usable_bytes, "B"))
+
+    def constraint(self, estimate: Estimate, miss: tuple[str, float | None, float]) -> None:
+        """Note a strategy that breaks one of the request's constraints."""
+        name, value, limit = miss
+        unit = unit_of(name)
+        shown = "unknown" if value is None else f"{value:.4g} {unit}".strip()
+        reason = f"{name} is {shown}, the limit is {limit:g} {unit}".strip()
+        self._note(estimate, Miss(name, reason, value, limit, unit))
+
+    def _note(self, estimate: Estimate, miss: "Miss") -> None:
+        family = family_of(estimate.strategy)
+        known = self.by_family.get(family)
+        count = (known.strategies if known else 0) + 1
+        if known and known.required is not None and not miss.closer_than(known):
+            self.by_family[family] = known.model_copy(update={"strategies": count})
+            return
+        self.by_family[family] = Rejection(
+            family=family,
+            constraint=miss.constraint,
+            reason=miss.reason,
+            required=miss.required,
+            limit=miss.limit,
+            unit=miss.unit,
+            strategies=count,
+        )
+
+    def result(self) -> dict[str, Rejection]:
+        """Return techniques that do not apply, then the families that missed by the least."""
+        lost = {
+            family: rejection
+            for family, rejection in self.by_family.items()
+            if family not in self.accepted
+        }
+        closest = sorted(lost.values(), key=distance)[:MAX_FAMILIES]
+        return {rejection.family: rejection for rejection in closest}
+
+
+def distance(rejection: Rejection) -> float:
+    """Return by which share a rejection missed its limit: 0 when it has no numbers."""
+    if rejection.required is None or not rejection.limit:
+        return 0.0
+    return abs(rejection.required / rejection.limit - 1)
+
+
+@dataclass(frozen=True)
+class Miss:
+    """By how much one strategy missed one limit."""
+
+    constraint: str
+    reason: str
+    required: float | None
+    limit: float
+    unit: str
+
+    def closer_than(self, other: Rejection) -> bool:
+        """Return whether this miss is the smaller one, relative to its limit."""
+        if self.required is None or other.required is None or not other.limit or not self.limit:
+            return False
+        own = abs(self.required / self.limit - 1)
+        return own < abs(other.required / other.limit - 1)

@@ -1,0 +1,141 @@
+"""The smallest changes that would make an infeasible request fit, each proven by a search."""
+
+from collections.abc import Callable, Iterator
+
+from planner.catalog.devices import list_devices
+from planner.errors import PlannerError
+from planner.search.space import RUNNER_FORMATS
+from planner.specs.base import JsonObject
+from planner.specs.estimate import Estimate
+from planner.specs.plan import PlanRequest, Suggestion
+from planner.specs.strategy import Strategy
+from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload
+from planner.workload.resolve import resolve_device
+
+MAX_SUGGESTIONS = 5
+MAX_HALVINGS = 6
+MAX_DOUBLINGS = 5
+MAX_DEVICES_TRIED = 6
+Best = Callable[[PlanRequest], Estimate | None]
+Change = tuple[str, JsonObject]
+
+
+def suggestions(request: PlanRequest, best: Best) -> tuple[Suggestion, ...]:
+    """Return up to five changes, of each kind the smallest one that works."""
+    found = []
+    for attempts in (
+        _smaller_workload(request),
+        _cheaper_method(request),
+        _fewer_pins(request),
+        _fewer_constraints(request),
+        _more_devices(request),
+        _larger_device(request),
+    ):
+        suggestion = _first_that_fits(request, attempts, best)
+        if suggestion:
+            found.append(suggestion)
+    return tuple(found[:MAX_SUGGESTIONS])
+
+
+def _first_that_fits(
+    request: PlanRequest, attempts: Iterator[Change], best: Best
+) -> Suggestion | None:
+    for title, changes in attempts:
+        changed = PlanRequest.model_validate({**dict(request), **changes})
+        try:
+            estimate = best(changed)
+        except PlannerError:
+            continue
+        if estimate is not None:
+            shown = {name: _json(value) for name, value in changes.items()}
+            return Suggestion(title=title, changes=shown, estimate=estimate)
+    return None
+
+
+def _json(value: object) -> object:
+    dump = getattr(value, "model_dump", None)
+    return dump(mode="json") if dump else value
+
+
+def _smaller_workload(request: PlanRequest) -> Iterator[Change]:
+    workload = request.workload
+    names: dict[type, tuple[str, ...]] = {
+        ServeWorkload: ("concurrency", "input_tokens"),
+        GenerateWorkload: ("batch_size", "input_tokens"),
+        TrainWorkload: ("sequence_length",),
+    }
+    for name in names.get(type(workload), ()):
+        value = getattr(workload, name)
+        for _ in range(MAX_HALVINGS):
+            if not value or value == 1:
+                break
+            value //= 2
+            smaller = workload.model_copy(update={name: value})
+            yield f"{name.replace('_', ' ')} {value}", {"workload": smaller}
+
+
+def _cheaper_method(request: PlanRequest) -> Iterator[Change]:
+    workload = request.workload
+    if not isinstance(workload, TrainWorkload) or workload.method not in {"full", "pretrain"}:
+        return
+    for optimizer in ("adamw_8bit", "adafactor"):
+        if workload.optimizer != optimizer:
+            changed = workload.model_copy(update={"optimizer": optimizer})
+            yield f"optimiser {optimizer}", {"workload": changed}
+    for method in ("lora", "lomo", "qlora"):
+        changed = workload.model_copy(update={"method": method, "optimizer": None})
+        yield f"method {method}", {"workload": changed}
+
+
+def _fewer_pins(request: PlanRequest) -> Iterator[Change]:
+    pinned = {name: value for name, value in request.pins if value is not None}
+    if "weight_dtype" in pinned:
+        for weight, activation in RUNNER_FORMATS:
+            pins = {**pinned, "weight_dtype": weight, "activation_dtype": activation}
+            yield f"weights in {weight}", {"pins": Strategy.model_validate(pins)}
+    for name in pinned:
+        rest = {key: value for key, value in pinned.items() if key != name}
+        title = f"{name.replace('_', ' ')} not pinned"
+        yield title, {"pins": Strategy.model_validate(rest)}
+
+
+def _fewer_constraints(request: PlanRequest) -> Iterator[Change]:
+    for name in request.constraints:
+        rest = {key: bound for key, bound in request.constraints.items() if key != name}
+        yield f"no limit on {name.replace('_', ' ')}", {"constraints": rest}
+
+
+def _more_devices(request: PlanRequest) -> Iterator[Change]:
+    cluster = request.cluster
+    if resolve_device(cluster.device).kind == "cpu":
+        return
+    for doubling in range(1, MAX_DOUBLINGS + 1):
+        count = cluster.devices_per_node * 2**doubling
+        nodes, inside = cluster.nodes, count
+        if count > 8:  # noqa: PLR2004 - servers hold up to eight devices: further ones are nodes
+            inside = max(8, cluster.devices_per_node)
+            nodes = cluster.nodes * max(1, count // inside)
+        larger = cluster.model_copy(update={"devices_per_node": inside, "nodes": nodes})
+        title = f"{larger.num_devices} devices instead of {cluster.num_devices}"
+        yield title, {"cluster": larger}
+
+
+def _larger_device(request: PlanRequest) -> Iterator[Change]:
+    current = resolve_device(request.cluster.device)
+    larger = sorted(
+        (
+            device
+            for device in list_devices()
+            if device.kind == "gpu"
+            and device.memory_bytes > current.memory_bytes
+            and device.peak_flops_per_second
+        ),
+        key=lambda device: device.memory_bytes,
+    )
+    sizes: set[int] = set()
+    for device in larger:
+        if device.memory_bytes in sizes or len(sizes) == MAX_DEVICES_TRIED:
+            continue
+        sizes.add(device.memory_bytes)
+        changed = request.cluster.model_copy(update={"device": device.id})
+        yield f"{device.name} instead of {current.name or current.id}", {"cluster": changed}
