@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torchao.quantization import Int8WeightOnlyConfig
 from transformers import (
     AutoConfig,
@@ -28,6 +29,7 @@ from transformers import (
 
 from runners.jobs.runtime import BadInputError, Job, MissingModelError
 from runners.jobspec import (
+    NF4_BLOCK,
     ArtefactModel,
     DemoModel,
     FolderModel,
@@ -115,7 +117,7 @@ def model_roots(host_dir: Path) -> list[Path]:
     """Return the folders below which model folders may lie; the host's own comes first."""
     configured = os.environ.get(MODEL_ROOTS_VARIABLE, "")
     extra = [Path(part) for part in configured.split(os.pathsep) if part]
-    return [path.resolve() for path in (host_dir / "models", *extra)]
+    return [path.resolve() for path in (host_dir / "models", host_dir / "attempts", *extra)]
 
 
 def preload_library(dtype: WeightDtype) -> None:
@@ -132,6 +134,7 @@ def load_folder(folder: Path, dtype: WeightDtype, device: torch.device) -> PreTr
         raise BadInputError(msg)
     options: dict[str, Any] = {"dtype": TORCH_DTYPES.get(dtype, BASE_DTYPE)}
     if stored is None and dtype in QUANTISED:
+        _check_blocks(folder, dtype)
         options["quantization_config"] = _quantisation_config(dtype)
     try:
         model = AutoModelForCausalLM.from_pretrained(
@@ -207,11 +210,16 @@ def quantised_matrices(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def parameter_count(config: PretrainedConfig) -> int:
-    """Return the number of parameters of a config's architecture, without allocating any."""
+    """Return the number of parameters of a config's architecture."""
+    return sum(each.numel() for each in shape_only(config).parameters())
+
+
+def shape_only(config: PretrainedConfig) -> PreTrainedModel:
+    """Return a plain model of the architecture whose weights take no memory."""
     plain = config.__class__(**{**config.to_dict(), "quantization_config": None})
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(plain)
-    return sum(each.numel() for each in model.parameters())
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(plain)
+    return model
 
 
 def fresh_model(config: dict[str, object], dtype: torch.dtype) -> PreTrainedModel:
@@ -224,7 +232,7 @@ def fresh_model(config: dict[str, object], dtype: torch.dtype) -> PreTrainedMode
     try:
         parsed = AutoConfig.for_model(str(config.get("model_type", "")), **fields)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(parsed, dtype=dtype)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (StrictDataclassError, ValueError, KeyError, TypeError, AttributeError) as error:
         msg = f"config.json describes no model that can be built here: {_first_line(error)}"
         raise BadInputError(msg) from error
     return model
@@ -254,6 +262,20 @@ def _quantisation_config(dtype: WeightDtype) -> TorchAoConfig | BitsAndBytesConf
     return BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=BASE_DTYPE
     )
+
+
+def _check_blocks(folder: Path, dtype: WeightDtype) -> None:
+    """Refuse nf4 for rows that its blocks do not fill: the CPU kernel fails on them."""
+    if dtype != "int4":
+        return
+    config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    for name, weight in quantised_matrices(shape_only(config)).items():
+        if weight.shape[1] % NF4_BLOCK:
+            msg = (
+                f"{name} has rows of {weight.shape[1]} weights, and int4 needs multiples of "
+                f"{NF4_BLOCK}; choose int8 for this model"
+            )
+            raise BadInputError(msg)
 
 
 def _check_inside(folder: Path, roots: list[Path], what: str) -> None:

@@ -138,12 +138,12 @@ def _quantise(source: Path, target: Path, stages: Stages, job: Job) -> Perplexit
     if ids is None:
         msg = f"{source} lost its tokenizer.json while the job ran; put it back"
         raise MissingModelError(msg)
-    perplexity = evaluate(
-        loaded.model, ids, spec.evaluation_tokens, stages.via(job.emitter).advance
-    )
+    # Before any forward pass: with AVX-512 bitsandbytes 0.50 repacks nf4 at the first one, and
+    # what it then writes is not what it held (perplexity 205.49 became 206.88 on reload).
     loaded.model.save_pretrained(str(target))
     tokenizer.save_pretrained(str(target))
-    return perplexity
+    stages = stages.via(job.emitter)
+    return evaluate(loaded.model, ids, spec.evaluation_tokens, stages.advance)
 
 
 def _load(folder: Path, dtype: WeightDtype) -> LoadedModel:

@@ -1,0 +1,71 @@
+"""One host and one tiny trained model for all job tests; torch gets a single thread."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from runners.jobs.events import Emitter
+from runners.jobs.runtime import Job
+from runners.jobspec import ArtefactModel, JobSpec, QuantizeSpec
+from runners.messages import RunRequest
+from tests.runners.jobs.harness import Finished, Host, tiny_training
+
+torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:  # libraries warn of their own affairs
+            item.add_marker(pytest.mark.filterwarnings("ignore"))
+
+
+@pytest.fixture(scope="session")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    return Host(tmp_path_factory.mktemp("jobs") / "host")
+
+
+@pytest.fixture(scope="session")
+def trained(host: Host) -> Finished:
+    return host.run("trained", tiny_training())
+
+
+@pytest.fixture(scope="session")
+def trained_model(trained: Finished) -> ArtefactModel:
+    assert trained.returncode == 0, trained.stderr
+    return ArtefactModel(attempt_id="trained")
+
+
+@pytest.fixture(scope="session")
+def int8(host: Host, trained_model: ArtefactModel) -> Finished:
+    spec = QuantizeSpec(model=trained_model, weight_dtype="int8", prompt_tokens=16)
+    return host.run("int8", spec)
+
+
+@pytest.fixture(scope="session")
+def int4(host: Host, trained_model: ArtefactModel) -> Finished:
+    spec = QuantizeSpec(model=trained_model, weight_dtype="int4", prompt_tokens=16)
+    return host.run("int4", spec)
+
+
+@pytest.fixture
+def events_path(tmp_path: Path) -> Path:
+    return tmp_path / "events.jsonl"
+
+
+@pytest.fixture
+def emitter(events_path: Path) -> Emitter:
+    return Emitter(os.open(events_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+
+
+@pytest.fixture
+def make_job(host: Host, tmp_path: Path, emitter: Emitter):
+    def make(spec: JobSpec) -> Job:
+        request = RunRequest(attempt_id="a1", job_id="j1", number=1, fence="f", spec=spec)
+        folder = tmp_path / "attempt"
+        folder.mkdir(exist_ok=True)
+        return Job(folder, host.path, request, emitter, threading.Event())
+
+    return make

@@ -1,0 +1,113 @@
+"""Run real job processes in attempt folders, as a supervisor would, and read their events."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runners.jobs.events import read_events
+from runners.jobspec import DemoModel, JobSpec, TrainSpec
+from runners.messages import RunRequest
+
+PROJECT = Path(__file__).resolve().parents[3]
+TINY = DemoModel(
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=512,
+    max_position_embeddings=64,
+)
+TINY_CONFIG: dict[str, object] = {
+    "model_type": "llama",
+    "tie_word_embeddings": False,
+    **TINY.model_dump(exclude={"source"}),
+}
+
+
+def tiny_training(**changes: Any) -> TrainSpec:
+    """Return a training of seconds; ``changes`` replace fields."""
+    fields = {
+        "model": TINY,
+        "sequence_length": 64,
+        "micro_batch_size": 4,
+        "max_steps": 60,
+        "time_budget_seconds": None,
+        "compute_dtype": "fp32",
+        "learning_rate": 1e-2,
+    }
+    return TrainSpec(**{**fields, **changes})
+
+
+@dataclass
+class Finished:
+    """A job that ended, and what it said."""
+
+    folder: Path
+    returncode: int
+    events: list[dict[str, Any]]
+    stderr: str
+
+    def bodies(self, kind: str) -> list[dict[str, Any]]:
+        return [each["body"] for each in self.events if each["kind"] == kind]
+
+    @property
+    def measured(self) -> dict[str, float]:
+        return self.bodies("result")[0]["measured"]
+
+    def metric(self, name: str) -> list[float]:
+        values = [body["values"] for body in self.bodies("metric")]
+        return [each[name] for each in values if name in each]
+
+
+class Host:
+    """A host folder with attempts, whose jobs run as processes of one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        (path / "attempts").mkdir(parents=True)
+        (path / "models").mkdir()
+
+    def attempt(self, name: str, spec: JobSpec) -> Path:
+        folder = self.path / "attempts" / name
+        folder.mkdir(exist_ok=True)
+        request = RunRequest(attempt_id=name, job_id="j1", number=1, fence="f", spec=spec)
+        (folder / "spec.json").write_text(request.model_dump_json())
+        return folder
+
+    def start(self, folder: Path) -> subprocess.Popen[str]:
+        kind = json.loads((folder / "spec.json").read_text())["spec"]["kind"]
+        with (folder / "events.jsonl").open("ab") as events:
+            return subprocess.Popen(
+                [sys.executable, "-m", f"runners.jobs.{kind}", str(folder)],
+                env=self.environment() | {"SLIPWAY_EVENT_FD": str(events.fileno())},
+                pass_fds=[events.fileno()],
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+
+    def environment(self) -> dict[str, str]:
+        ours = {"SLIPWAY_HOST_DIR": str(self.path), "OMP_NUM_THREADS": "1"}
+        return os.environ | ours | {"PYTHONPATH": str(PROJECT)}
+
+    def run(self, name: str, spec: JobSpec) -> Finished:
+        folder = self.attempt(name, spec)
+        return self.finish(folder, self.start(folder))
+
+    def finish(self, folder: Path, process: subprocess.Popen[str]) -> Finished:
+        _out, stderr = process.communicate(timeout=120)
+        return Finished(folder, process.returncode, read_events(folder / "events.jsonl"), stderr)
+
+
+def wait_until(path: Path, pattern: str, process: subprocess.Popen[str]) -> None:
+    """Wait until a file matching ``pattern`` stands below ``path``; fail when the job ends."""
+    deadline = time.monotonic() + 60.0
+    while not any(path.glob(pattern)):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -1,0 +1,67 @@
+"""The micro-benchmark's one line, and that its rates are physically possible."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from runners.jobs import microbench
+from runners.messages import Microbench
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    return microbench.measure(short=True, folder=tmp_path_factory.mktemp("disk"))
+
+
+def test_the_command_prints_one_valid_line():
+    done = subprocess.run(
+        [sys.executable, "-m", "runners.jobs.microbench", "--short"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""
+    Microbench.model_validate_json(done.stdout)
+
+
+def test_every_dtype_is_measured_on_the_cpu(result):
+    cpu = result.devices[0]
+
+    assert cpu.device == "cpu"
+    assert set(cpu.flops_per_second) == {"fp32", "bf16", "fp16", "int8"}
+    assert all(rate > 1e6 for rate in cpu.flops_per_second.values())
+
+
+def test_rates_are_within_what_any_machine_can_do(result):
+    cpu = result.devices[0]
+
+    assert 1e8 < cpu.memory_bandwidth_bytes_per_second < 1e13
+    assert 1e-8 < cpu.op_overhead_seconds < 1e-2
+    assert 1e5 < result.disk_write_bytes_per_second < 1e12
+
+
+def test_it_says_with_how_many_threads_and_when(result):
+    assert result.num_threads == torch.get_num_threads()
+    assert result.measured_at_ms > 1_700_000_000_000
+    assert result.torch_version == str(torch.__version__)
+
+
+def test_the_disk_file_is_gone_afterwards(tmp_path):
+    microbench.disk_write_rate(tmp_path, microbench.SHORT)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_larger_product_takes_no_fewer_operations_a_second():
+    small = microbench.Effort(gemm_size=32, triad_elements=1, seconds_each=0.05, disk_bytes=1)
+    large = microbench.Effort(gemm_size=512, triad_elements=1, seconds_each=0.05, disk_bytes=1)
+    rates = [
+        microbench.gemm_rate(torch.device("cpu"), torch.float32, effort)
+        for effort in (small, large)
+    ]
+
+    assert rates[1] > rates[0]

@@ -1,0 +1,58 @@
+"""GPU figures: which devices are read, and that nothing is emitted without one."""
+
+import time
+
+import pytest
+import torch
+
+from runners.jobs import telemetry
+from runners.jobs.events import read_events
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    monkeypatch.setattr(telemetry, "INTERVAL_SECONDS", 0.01)
+
+
+def test_samples_come_from_source_gpu_while_the_block_runs(emitter, events_path):
+    with telemetry.gpu_telemetry(emitter, lambda: {"gpu0_utilization": 0.5}):
+        time.sleep(0.2)
+    emitter.close()
+
+    first = read_events(events_path)[0]["body"]
+
+    assert (first["source"], first["values"]) == ("gpu", {"gpu0_utilization": 0.5})
+
+
+def test_nothing_is_emitted_after_the_block(emitter, events_path):
+    with telemetry.gpu_telemetry(emitter, lambda: {"gpu0_utilization": 0.5}):
+        time.sleep(0.05)
+    time.sleep(0.05)
+    before = events_path.read_bytes()
+    time.sleep(0.1)
+
+    assert events_path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("configured", "expected"),
+    [
+        pytest.param(None, [0, 1, 2, 3], id="unset: all"),
+        pytest.param("1,3", [1, 3], id="by index"),
+        pytest.param("", [], id="empty: none"),
+        pytest.param("GPU-5e1f", [0, 1, 2, 3], id="by uuid: all"),
+        pytest.param("2,9", [2], id="beyond the last"),
+    ],
+)
+def test_only_visible_gpus_are_read(monkeypatch, configured, expected):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if configured is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", configured)
+
+    assert telemetry.visible_indices(4) == expected
+
+
+def test_a_host_without_cuda_has_no_sampler(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    assert telemetry.nvml_sample() is None

@@ -1,0 +1,177 @@
+"""The training loop: pace, learning rate, batches, and that the loss falls."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from runners.jobs.checkpoint import TrainState
+from runners.jobs.events import read_events
+from runners.jobs.loading import fresh_model
+from runners.jobs.trainer import (
+    FINAL_LEARNING_RATE_RATIO,
+    DivergedError,
+    Pace,
+    Trainer,
+    build_optimizer,
+    learning_rate_ratio,
+    sample_batch,
+    steady,
+)
+from tests.runners.jobs.harness import TINY_CONFIG, tiny_training
+
+IDS = np.tile(np.arange(64, dtype=np.int32), 40)
+
+
+@pytest.fixture
+def make_trainer(make_job):
+    def make(**changes):
+        spec = tiny_training(**{"max_steps": 20, **changes})
+        torch.manual_seed(spec.seed)
+        model = fresh_model(TINY_CONFIG, torch.float32)
+        return Trainer(make_job(spec), spec, model, IDS, IDS, torch.device("cpu"))
+
+    return make
+
+
+def test_the_loss_falls(make_trainer, events_path):
+    trainer = make_trainer()
+
+    trainer.run()
+    trainer.job.emitter.close()
+
+    bodies = [each["body"] for each in read_events(events_path) if each["kind"] == "metric"]
+    losses = [each["values"]["loss"] for each in bodies if "loss" in each["values"]]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_the_held_out_loss_is_reported_on_the_way(make_trainer, events_path):
+    trainer = make_trainer()
+
+    trainer.run()
+    trainer.job.emitter.close()
+
+    assert sum("validation_loss" in line for line in events_path.read_text().splitlines()) >= 5
+
+
+def test_it_ends_after_the_asked_steps(make_trainer):
+    trainer = make_trainer(max_steps=7)
+
+    assert trainer.run()
+    assert trainer.state.step == 7
+    assert trainer.state.tokens == 7 * 4 * 64
+
+
+def test_it_ends_when_the_time_is_up(make_trainer):
+    trainer = make_trainer(max_steps=None, time_budget_seconds=0.5)
+
+    trainer.run()
+
+    assert 0.5 <= trainer.state.elapsed_seconds < 3.0
+
+
+def test_a_stop_leaves_a_checkpoint_and_says_so(make_trainer):
+    trainer = make_trainer()
+    trainer.job.stop_requested.set()
+
+    assert not trainer.run()
+    assert [each.name for each in trainer.job.checkpoint_dir.iterdir()] == ["step-00000000"]
+
+
+def test_accumulated_micro_batches_give_the_mean_loss(make_trainer):
+    one = make_trainer(gradient_accumulation_steps=1)
+    two = make_trainer(gradient_accumulation_steps=2)
+    two.model.load_state_dict(one.model.state_dict())
+
+    total = two._backward(0) + two._backward(1)
+
+    assert total == pytest.approx((one._backward(0) + one._backward(1)) / 2, rel=1e-5)
+
+
+def test_a_loss_that_is_no_number_ends_the_run_with_advice(make_trainer):
+    trainer = make_trainer()
+    torch.nn.init.constant_(trainer.model.lm_head.weight, float("nan"))
+
+    with pytest.raises(DivergedError, match=r"learning rate below 0\.01"):
+        trainer.run()
+
+
+def test_a_resumed_run_equals_an_unbroken_one(make_trainer):
+    unbroken = make_trainer(max_steps=10)
+    unbroken.run()
+    first = make_trainer(max_steps=10)
+    steps = itertools.count(1)
+    emit = first._emit
+    first._emit = lambda values: (
+        emit(values),
+        next(steps) == 5 and first.job.stop_requested.set(),
+    )
+    first.run()
+    second = make_trainer(max_steps=10)
+
+    second.resume()
+    second.run()
+
+    assert second.resumed_at_step == 5
+    assert torch.equal(second.model.lm_head.weight, unbroken.model.lm_head.weight)
+
+
+def test_the_learning_rate_warms_up_peaks_and_decays():
+    ratios = [learning_rate_ratio(fraction / 100) for fraction in range(101)]
+
+    assert 0.0 < ratios[0] < 0.05
+    assert max(ratios) == pytest.approx(1.0, abs=0.02)
+    assert ratios[-1] == pytest.approx(FINAL_LEARNING_RATE_RATIO)
+    assert ratios.index(max(ratios)) < 10
+
+
+def test_a_batch_depends_on_seed_and_step_alone():
+    spec = tiny_training()
+
+    assert torch.equal(sample_batch(IDS, spec, 3, 0), sample_batch(IDS, spec, 3, 0))
+    assert not torch.equal(sample_batch(IDS, spec, 3, 0), sample_batch(IDS, spec, 4, 0))
+    assert not torch.equal(sample_batch(IDS, spec, 3, 0), sample_batch(IDS, spec, 3, 1))
+
+
+def test_a_batch_has_one_token_more_than_the_sequence():
+    assert sample_batch(IDS, tiny_training(), 0, 0).shape == (4, 65)
+
+
+def test_of_two_limits_the_nearer_one_rules():
+    pace = Pace(max_steps=100, budget_seconds=10.0)
+
+    assert pace.fraction(TrainState(step=50, elapsed_seconds=1.0)) == 0.5
+    assert pace.fraction(TrainState(step=5, elapsed_seconds=9.0)) == 0.9
+
+
+def test_the_time_left_follows_from_what_is_done():
+    pace = Pace(max_steps=100, budget_seconds=None)
+
+    assert pace.eta_seconds(TrainState(step=25, elapsed_seconds=10.0)) == pytest.approx(30.0)
+
+
+def test_before_the_first_step_the_budget_is_the_time_left():
+    assert Pace(None, 120.0).eta_seconds(TrainState()) == 120.0
+    assert Pace(100, None).eta_seconds(TrainState()) is None
+
+
+def test_progress_speaks_in_the_unit_of_the_limit():
+    state = TrainState(step=5, elapsed_seconds=2.0)
+
+    assert Pace(10, None).progress(state) == (5.0, 10.0, "steps")
+    assert Pace(None, 10.0).progress(state) == (2.0, 10.0, "seconds")
+
+
+def test_norms_are_not_decayed():
+    optimizer = build_optimizer(fresh_model(TINY_CONFIG, torch.float32), 1e-3)
+
+    decayed, plain = optimizer.param_groups
+
+    assert {each.ndim for each in decayed["params"]} == {2}
+    assert plain["weight_decay"] == 0.0
+
+
+def test_the_first_steps_do_not_count_as_speed():
+    assert steady([9.0, 8.0, 1.0, 1.0]) == [1.0, 1.0]
+    assert steady([9.0]) == [9.0]
