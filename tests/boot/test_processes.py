@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 
 import pytest
@@ -47,14 +48,14 @@ def test_a_child_that_lived_long_starts_again_without_a_longer_pause(crew, monke
     assert "again in 0.5 s" in event
 
 
-def test_stop_ends_children_from_the_last_to_the_first(crew, tmp_path):
+def test_stop_ends_higher_stages_before_lower_ones(crew, tmp_path):
     code = (
         "import signal, sys, time\n"
         f"note = lambda *_: (open({str(tmp_path / 'order')!r}, 'a').write(sys.argv[1]), sys.exit())\n"
         "signal.signal(signal.SIGTERM, note)\nprint('ready', flush=True)\ntime.sleep(60)"
     )
-    for name in ("redis", "web", "host"):
-        child = processes.Child(name, [sys.executable, "-c", code, f"{name} "])
+    for stage, name in enumerate(("redis", "web", "host")):
+        child = processes.Child(name, [sys.executable, "-c", code, f"{name} "], stage)
         crew.start(child)
         eventually(partial(wrote, crew.log_of(child), "ready"))
 
@@ -183,3 +184,20 @@ def test_the_tail_shows_a_child_s_last_words(crew):
     child.process.wait()
 
     assert crew.tail(child, num_lines=1) == "last words"
+
+
+def test_children_of_one_stage_stop_side_by_side(crew):
+    code = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), sys.exit()))\n"
+        "print('ready', flush=True)\ntime.sleep(60)"
+    )
+    for name in ("web", "control", "ticker", "more"):
+        child = python_child(name, code)
+        crew.start(child)
+        eventually(partial(wrote, crew.log_of(child), "ready"))
+    began = time.monotonic()
+
+    crew.stop()
+
+    assert time.monotonic() - began < 4 * 0.5

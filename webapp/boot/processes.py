@@ -24,10 +24,14 @@ POLL_S = 0.05
 
 @dataclass
 class Child:
-    """One process to keep alive; ``grace_s`` is what it gets between TERM and KILL."""
+    """One process to keep alive; ``grace_s`` is what it gets between TERM and KILL.
+
+    Children of a higher ``stage`` are stopped before those of a lower one.
+    """
 
     name: str
     command: list[str]
+    stage: int = 1
     grace_s: float = 10.0
     environment: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
@@ -65,11 +69,16 @@ class Crew:
         return events
 
     def stop(self, *, hurry: Callable[[], bool] = lambda: False) -> None:
-        """Stop the children, last started first; kill at once when ``hurry`` says so."""
-        for child in reversed(self.children):
-            if child.process is not None:
-                _end_group(child.process.pid, child.process.poll, child.grace_s, hurry)
-                child.process.wait()
+        """Stop the children, stage by stage; kill at once when ``hurry`` says so."""
+        for stage in sorted({child.stage for child in self.children}, reverse=True):
+            members = [child for child in self.children if child.stage == stage]
+            for process in (child.process for child in members):
+                if process is not None and process.poll() is None:
+                    _signal_group(process.pid, signal.SIGTERM)
+            for child in members:
+                if child.process is not None:
+                    _end_group(child.process.pid, child.process.poll, child.grace_s, hurry)
+                    child.process.wait()
         self.children.clear()
         self.record.unlink(missing_ok=True)
 
@@ -126,6 +135,7 @@ def end_leftovers(record: Path, grace_s: float = 10.0) -> int:
         pid, birth = row["pid"], row["started"]
         if birth is not None and started(pid) == birth:
             num_ended += 1
+            _signal_group(pid, signal.SIGTERM)
             _end_group(pid, _vanished(pid, birth), grace_s, lambda: False)
     record.unlink(missing_ok=True)
     return num_ended
@@ -166,12 +176,10 @@ def _vanished(pid: int, birth: str) -> Callable[[], int | None]:
 def _end_group(
     pid: int, poll: Callable[[], int | None], grace_s: float, hurry: Callable[[], bool]
 ) -> None:
-    """Send TERM to a process group, and KILL when its leader has not ended in time."""
+    """Wait for a group that got TERM, and send KILL when its leader has not ended in time."""
     deadline = time.monotonic() + grace_s
-    if poll() is None:
-        _signal_group(pid, signal.SIGTERM)
-        while poll() is None and time.monotonic() < deadline and not hurry():
-            time.sleep(POLL_S)
+    while poll() is None and time.monotonic() < deadline and not hurry():
+        time.sleep(POLL_S)
     _signal_group(pid, signal.SIGKILL)
 
 

@@ -130,7 +130,7 @@ class Site:
             chosen = broker.choose(self.data, self.environment)
             self.environment["REDIS_URL"] = chosen.url
             if chosen.command and chosen.socket:
-                child = processes.Child("redis", chosen.command)
+                child = processes.Child("redis", chosen.command, stage=0)
                 self._start(child)
                 if not broker.wait_until_up(chosen.socket):
                     raise say.Problem("Redis did not start.", self.crew.tail(child))
@@ -176,7 +176,7 @@ class Site:
                 self._checked("-m", "runners", "enroll", "--dir", str(folder), *words)
         readdress(folder / "credential.json", self.url, self.environment["REDIS_URL"])
         command = [sys.executable, "-m", "runners", "work", "--dir", str(folder)]
-        self._start(processes.Child("host", command))
+        self._start(processes.Child("host", command, stage=2))
 
     def _manage(self, *arguments: str) -> str:
         return self._checked("manage.py", *arguments)
