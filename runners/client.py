@@ -28,6 +28,7 @@ PART_BYTES = 4 * 1024**2
 TIMEOUT = httpx.Timeout(15.0, connect=3.0)
 UPLOAD_TIMEOUT = httpx.Timeout(60.0, connect=3.0)
 UNAUTHORIZED = frozenset({httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN})
+BUSY = frozenset({httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_MANY_REQUESTS})
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _MAX_DETAIL_CHARACTERS = 300
 
@@ -53,6 +54,11 @@ class RefusedError(ServerError):
     def is_unauthorized(self) -> bool:
         """Tell whether the credential itself was turned down."""
         return self.status in UNAUTHORIZED
+
+    @property
+    def is_passing(self) -> bool:
+        """Tell whether the same call may well succeed in a moment."""
+        return httpx.codes.is_server_error(self.status) or self.status in BUSY
 
 
 class ServerClient:

@@ -175,13 +175,12 @@ class AttemptShipper:
             return 0
         try:
             ack = self._client.send_events(batch)
-        except RefusedError as refusal:
-            log.warning("attempt %s: %s", self.folder.attempt_id, refusal)
-            self._http_rests_until = self._clock() + REFUSED_REST_SECONDS
-            return 0
         except ServerError as error:
-            log.info("attempt %s waits: %s", self.folder.attempt_id, error)
-            self._http_rests_until = self._clock() + STALL_SECONDS
+            is_final = isinstance(error, RefusedError) and not error.is_passing
+            level = logging.WARNING if is_final else logging.INFO
+            log.log(level, "attempt %s waits: %s", self.folder.attempt_id, error)
+            rest = REFUSED_REST_SECONDS if is_final else STALL_SECONDS
+            self._http_rests_until = self._clock() + rest
             return 0
         self._note_sent(batch)
         self.learn(ack.acked_seq)

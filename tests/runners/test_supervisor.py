@@ -13,7 +13,7 @@ from runners.reasons import Reason
 from runners.supervision import procfs, record
 from tests.runners.tools import bodies, events_of, wait_for
 
-SAY = "import json, os\ndef say(kind, **body): os.write(int(os.environ['SLIPWAY_EVENT_FD']), (json.dumps({'kind': kind, 'body': body}) + '\\n').encode())\n"
+SAY = "import json, os\ndef say(_kind, **body): os.write(int(os.environ['SLIPWAY_EVENT_FD']), (json.dumps({'kind': _kind, 'body': body}) + '\\n').encode())\n"
 FOREVER = "import time\nwhile True: time.sleep(0.05)\n"
 STUBBORN = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\nwhile True: time.sleep(0.05)\n"
 # A grandchild that leaves session, group and parent, and does not listen to SIGTERM.

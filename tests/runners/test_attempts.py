@@ -1,0 +1,212 @@
+"""What the files of an attempt mean to an agent that starts, and how an end gets settled."""
+
+import os
+
+import pytest
+
+from runners.attempts import Verdict, attempt_folders
+from runners.reasons import Reason
+from runners.spool import SpoolWriter
+from runners.supervision import procfs, record
+from tests.runners.test_supervisor import DAEMON, FOREVER, SAY, is_ready
+from tests.runners.tools import bodies, events_of, wait_for
+
+BOOT = procfs.boot_id()
+
+
+def kill_supervisor(folder):
+    identity = record.read_json(folder.path / record.SUPERVISOR)
+    os.kill(identity["pid"], 9)
+    wait_for(lambda: not record.is_locked(folder.lock))
+
+
+def test_a_held_lock_means_running(attempts):
+    assert attempts.start(code=FOREVER).judge(BOOT) is Verdict.RUNNING
+
+
+def test_an_exit_record_and_a_free_lock_mean_finished(attempts):
+    folder = attempts.run()
+
+    assert folder.judge(BOOT) is Verdict.FINISHED
+
+
+def test_finished_stays_finished_after_a_reboot(attempts):
+    folder = attempts.run()
+
+    assert folder.judge("another-boot") is Verdict.FINISHED
+
+
+def test_no_record_in_another_boot_means_rebooted(attempts):
+    folder = attempts.make()
+
+    assert folder.judge("another-boot") is Verdict.HOST_REBOOTED
+
+
+def test_a_supervisor_that_left_no_record_is_lost(attempts):
+    folder = attempts.start(code=FOREVER)
+    kill_supervisor(folder)
+
+    assert folder.judge(BOOT) is Verdict.SUPERVISOR_LOST
+
+
+def test_a_spec_without_a_supervisor_never_started(attempts):
+    assert attempts.make().judge(BOOT) is Verdict.NEVER_STARTED
+
+
+def test_a_claim_without_a_spec_is_still_claiming(attempts):
+    folder = attempts.make()
+    folder.spec.unlink()
+
+    assert folder.judge(BOOT) is Verdict.CLAIMING
+
+
+@pytest.mark.parametrize("damage", [b"", b"\0" * 300, b'{"attempt_id": "a1"'])
+def test_an_unreadable_spec_is_damage(attempts, damage):
+    folder = attempts.make()
+    folder.spec.write_bytes(damage)
+
+    assert folder.judge(BOOT) is Verdict.DAMAGED
+
+
+def test_an_unreadable_claim_is_damage(attempts):
+    folder = attempts.make()
+    (folder.path / "claim.json").write_bytes(b"\0\0")
+
+    assert folder.judge(BOOT) is Verdict.DAMAGED
+
+
+def test_a_damaged_exit_record_counts_as_none(attempts):
+    folder = attempts.run()
+    (folder.path / "exit.json").write_bytes(b"{")
+
+    assert folder.judge(BOOT) is Verdict.SUPERVISOR_LOST
+
+
+def test_a_buried_claim_never_becomes_anything_else(attempts):
+    folder = attempts.make()
+    folder.bury()
+
+    assert folder.judge(BOOT) is Verdict.TOMBSTONE
+
+
+def test_a_forgotten_attempt_keeps_its_output_and_loses_its_spool(attempts):
+    folder = attempts.run(code="import os; os.mkdir('output'); open('output/model', 'w')")
+
+    folder.forget()
+
+    assert folder.judge(BOOT) is Verdict.FORGOTTEN
+    assert not folder.spool.exists()
+    assert (folder.output / "model").exists()
+
+
+def test_the_reaper_writes_the_end_of_a_lost_attempt(attempts):
+    folder = attempts.start(code=FOREVER)
+    kill_supervisor(folder)
+
+    folder.settle(Reason.SUPERVISOR_LOST)
+
+    assert folder.exit_record().reason is Reason.SUPERVISOR_LOST
+    assert folder.exit_record().by == "reaper"
+    assert events_of(folder)[-1]["kind"] == "exited"
+
+
+def test_settling_twice_tells_the_end_once(attempts):
+    folder = attempts.make()
+    folder.settle(Reason.NEVER_STARTED)
+    folder.settle(Reason.HOST_REBOOTED)
+
+    assert [body["reason"] for body in bodies(folder, "exited")] == ["never_started"]
+
+
+def test_an_end_that_only_the_spool_tells_is_written_to_the_record(attempts):
+    folder = attempts.run(code="raise SystemExit(7)")
+    (folder.path / "exit.json").unlink()
+
+    folder.settle(Reason.SUPERVISOR_LOST)
+
+    assert folder.exit_record().exit_code == 7
+    assert len(bodies(folder, "exited")) == 1
+
+
+def test_an_end_that_only_the_record_tells_is_written_to_the_spool(attempts):
+    folder = attempts.run(code="raise SystemExit(7)")
+    tail = next(folder.spool.glob("*.jsonl"))
+    tail.write_bytes(b"".join(tail.read_bytes().splitlines(keepends=True)[:-1]))
+
+    folder.settle(Reason.INTERNAL)
+
+    assert bodies(folder, "exited")[0]["exit_code"] == 7
+
+
+def test_a_living_attempt_is_not_settled(attempts):
+    folder = attempts.start(code=FOREVER)
+
+    folder.settle(Reason.SUPERVISOR_LOST)
+
+    assert folder.exit_record() is None
+    assert not folder.is_settled
+
+
+@pytest.mark.faults
+def test_settling_leaves_no_daemon_of_a_lost_supervisor(attempts):
+    folder = attempts.start(code=DAEMON + FOREVER)
+    wait_for(lambda: is_ready(folder))
+    kill_supervisor(folder)
+    wait_for(lambda: len(procfs.marked("a1")) == 1)  # the job went with its supervisor
+
+    folder.settle(Reason.SUPERVISOR_LOST)
+
+    assert procfs.marked("a1") == []
+
+
+def test_the_announced_output_outlives_the_spool(attempts):
+    announce = "say('artefact', name='model', kind='model', total_bytes={0}, files={{'a': {0}}}, sha256={{'a': ''}})\n"
+    folder = attempts.run(code=SAY + announce.format(1) + announce.format(2))
+    folder.settle(Reason.INTERNAL)
+    folder.forget()
+
+    assert [artefact.total_bytes for artefact in folder.artefacts()] == [2]
+
+
+def test_an_attempt_is_stored_once_its_last_event_is_acknowledged(attempts):
+    folder = attempts.run()
+    folder.settle(Reason.INTERNAL)
+    last_seq = len(events_of(folder))
+    folder.save_acked_seq(last_seq - 1)
+    before = folder.is_stored
+    folder.save_acked_seq(last_seq)
+
+    assert (before, folder.is_stored) == (False, True)
+
+
+def test_a_claim_is_made_once_and_then_read(attempts):
+    folder = attempts.make()
+
+    assert folder.make_claim("another fence", BOOT) == folder.claim()
+    assert folder.claim().fence == "fence"
+
+
+def test_a_quarantined_folder_is_kept_elsewhere(attempts, host_dir):
+    folder = attempts.make()
+
+    place = folder.quarantine(host_dir.quarantine)
+
+    assert (place / "spec.json").exists()
+    assert attempt_folders(host_dir.attempts) == []
+
+
+def test_a_folder_that_no_attempt_can_have_made_is_not_an_attempt(host_dir):
+    for name in (".hidden", "a b", "..x", "a" * 65):
+        (host_dir.attempts / name).mkdir()
+    (host_dir.attempts / "01KA-x_9").mkdir()
+
+    assert [folder.attempt_id for folder in attempt_folders(host_dir.attempts)] == ["01KA-x_9"]
+
+
+def test_events_go_on_after_a_lost_supervisor_without_a_gap(attempts):
+    folder = attempts.make()
+    SpoolWriter(folder.spool).append("phase", {"name": "train"})
+
+    folder.settle(Reason.SUPERVISOR_LOST)
+
+    assert [event["seq"] for event in events_of(folder)] == [1, 2]

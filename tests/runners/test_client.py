@@ -1,0 +1,93 @@
+"""Calls to the server: what comes back, and one sentence for each thing that goes wrong."""
+
+import httpx
+import pytest
+
+from runners.client import RefusedError, ServerClient, ServerError, UnreachableError
+from runners.messages import ClaimRequest, EventBatch
+
+CLAIM = ClaimRequest(fence="f", claim_id="c", boot_id="b")
+BATCH = EventBatch(attempt_id="a1", fence="f", events=())
+
+
+def client_of(answer, credential="secret") -> ServerClient:
+    return ServerClient("http://server/", credential, httpx.MockTransport(answer))
+
+
+def test_the_credential_is_sent_with_each_call():
+    seen = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append((request.url.path, request.headers["Authorization"]))
+        return httpx.Response(200, json={"attempt_id": "a1", "acked_seq": 4})
+
+    assert client_of(answer).send_events(BATCH).acked_seq == 4
+    assert seen == [("/api/v1/attempts/a1/events", "Bearer secret")]
+
+
+def test_a_refusal_carries_its_status_and_the_servers_own_words():
+    client = client_of(lambda _: httpx.Response(409, json={"detail": "claimed before"}))
+
+    with pytest.raises(RefusedError, match="with 409: claimed before") as refusal:
+        client.claim("a1", CLAIM)
+    assert refusal.value.status == 409
+    assert not refusal.value.is_unauthorized
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_turned_down_credential_is_told_from_other_refusals(status):
+    client = client_of(lambda _: httpx.Response(status, text="no"))
+
+    with pytest.raises(RefusedError) as refusal:
+        client.claim("a1", CLAIM)
+    assert refusal.value.is_unauthorized
+
+
+def test_a_server_that_is_away_is_unreachable():
+    client = ServerClient("http://127.0.0.1:9")
+
+    with pytest.raises(UnreachableError, match=r"http://127\.0\.0\.1:9 cannot be reached"):
+        client.claim("a1", CLAIM)
+
+
+def test_a_server_that_does_not_answer_in_time_is_unreachable():
+    def answer(_: httpx.Request) -> httpx.Response:
+        raise httpx.ReadTimeout("too slow")
+
+    with pytest.raises(UnreachableError, match="did not answer in time"):
+        client_of(answer).claim("a1", CLAIM)
+
+
+@pytest.mark.parametrize("text", ["<html>", "{}", '{"attempt_id": "a1", "acked_seq": -1}'])
+def test_an_answer_of_another_form_asks_about_the_versions(text):
+    client = client_of(lambda _: httpx.Response(200, text=text))
+
+    with pytest.raises(ServerError, match="the same version"):
+        client.send_events(BATCH)
+
+
+def test_a_redirect_is_not_followed():
+    client = client_of(lambda _: httpx.Response(302, headers={"Location": "http://evil/"}))
+
+    with pytest.raises(RefusedError, match="302"):
+        client.claim("a1", CLAIM)
+
+
+def test_an_attempts_id_cannot_change_the_address():
+    paths = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        paths.append(request.url.raw_path.decode())
+        return httpx.Response(409, json={})
+
+    with pytest.raises(RefusedError):
+        client_of(answer).claim("../hosts?x=", CLAIM)
+    assert "?" not in paths[0]
+
+
+def test_a_long_refusal_is_cut():
+    client = client_of(lambda _: httpx.Response(422, json={"detail": "x" * 10_000}))
+
+    with pytest.raises(RefusedError) as refusal:
+        client.claim("a1", CLAIM)
+    assert len(str(refusal.value)) < 500

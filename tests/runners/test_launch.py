@@ -1,0 +1,154 @@
+"""From spec to process: closed lists, confined paths, an environment from nothing."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runners import launch
+from runners.jobspec import (
+    ArtefactModel,
+    BenchmarkSpec,
+    DemoModel,
+    FolderModel,
+    QuantizeSpec,
+    RandomModel,
+    TrainSpec,
+)
+from runners.launch import LaunchRefusedError, confine, render_argv, render_env
+from runners.reasons import Reason
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> tuple[Path, ...]:
+    for name in ("models", "more", "elsewhere", "attempts"):
+        (tmp_path / name / "llama").mkdir(parents=True)
+    return tmp_path / "models", tmp_path / "more"
+
+
+def resolve(path: str, roots: tuple[Path, ...]) -> str:
+    spec = BenchmarkSpec(model=FolderModel(path=path))
+    return confine(spec, roots, roots[0].parent / "attempts").model.path
+
+
+@pytest.mark.parametrize(
+    ("spec", "module"),
+    [
+        (TrainSpec(), "runners.jobs.train"),
+        (QuantizeSpec(model=DemoModel()), "runners.jobs.quantize"),
+        (BenchmarkSpec(model=DemoModel()), "runners.jobs.benchmark"),
+    ],
+)
+def test_each_kind_of_job_has_its_own_module(spec, module):
+    assert render_argv(spec, Path("/a/1")) == [sys.executable, "-m", module, "/a/1"]
+
+
+def test_a_kind_that_the_host_does_not_know_is_refused():
+    spec = BenchmarkSpec.model_construct(kind="serve", model=DemoModel())
+
+    with pytest.raises(LaunchRefusedError, match="this host runs train, quantize, benchmark"):
+        render_argv(spec, Path("/a/1"))
+
+
+@given(text=st.text(max_size=60))
+def test_no_text_of_a_spec_reaches_the_command(text):
+    spec = BenchmarkSpec(model=RandomModel(config={text: text}))
+
+    argv = render_argv(spec, Path("/a/$(reboot); rm -rf ~"))
+
+    assert argv[1:] == ["-m", "runners.jobs.benchmark", "/a/$(reboot); rm -rf ~"]
+
+
+def test_no_shell_stands_anywhere_in_the_host_code():
+    sources = [path.read_text() for path in Path(launch.__file__).parent.rglob("*.py")]
+
+    assert not any("shell=True" in text or "os.system(" in text for text in sources)
+
+
+def test_a_model_below_a_root_is_resolved(roots):
+    assert resolve("llama", roots) == str(roots[0] / "llama")
+    assert resolve(str(roots[1] / "llama"), roots) == str(roots[1] / "llama")
+
+
+@pytest.mark.parametrize(
+    "path", ["../elsewhere/llama", "/etc", "..", "llama/../../elsewhere/llama", "/"]
+)
+def test_a_model_outside_of_every_root_is_refused(roots, path):
+    with pytest.raises(
+        LaunchRefusedError, match="outside of this host's model folders"
+    ) as refusal:
+        resolve(path, roots)
+    assert refusal.value.reason is Reason.PREFLIGHT_FAILED
+
+
+def test_a_link_that_leads_out_of_a_root_is_refused(roots):
+    (roots[0] / "link").symlink_to(roots[0].parent / "elsewhere")
+
+    with pytest.raises(LaunchRefusedError, match="outside"):
+        resolve("link/llama", roots)
+
+
+def test_a_path_with_a_null_byte_is_refused(roots):
+    with pytest.raises(LaunchRefusedError):
+        resolve("llama\0", roots)
+
+
+def test_a_model_that_is_not_there_is_missing(roots):
+    with pytest.raises(LaunchRefusedError, match="is not on this host") as refusal:
+        resolve("mistral", roots)
+    assert refusal.value.reason is Reason.MODEL_OR_DATA_MISSING
+
+
+@given(path=st.text(max_size=30))
+def test_no_path_resolves_out_of_its_root(tmp_path_factory, path):
+    root = tmp_path_factory.getbasetemp()
+    try:
+        found = resolve(path, (root,))
+    except (LaunchRefusedError, OSError):
+        return
+
+    assert Path(found).is_relative_to(root.resolve())
+
+
+@pytest.mark.parametrize(
+    ("attempt_id", "name"), [("..", "x"), ("a1", "../x"), ("a/b", "x"), ("a1", "")]
+)
+def test_an_artefact_is_named_and_never_a_path(roots, attempt_id, name):
+    spec = BenchmarkSpec(model=ArtefactModel(attempt_id=attempt_id, name=name))
+
+    with pytest.raises(LaunchRefusedError, match="is not the name of an artefact"):
+        confine(spec, roots, roots[0].parent / "attempts")
+
+
+def test_an_artefact_of_this_host_is_found(roots):
+    attempts = roots[0].parent / "attempts"
+    (attempts / "a1" / "output" / "model").mkdir(parents=True)
+    spec = BenchmarkSpec(model=ArtefactModel(attempt_id="a1"))
+
+    assert confine(spec, roots, attempts) == spec
+
+
+def test_an_artefact_that_is_gone_is_missing(roots):
+    spec = BenchmarkSpec(model=ArtefactModel(attempt_id="a9"))
+
+    with pytest.raises(LaunchRefusedError) as refusal:
+        confine(spec, roots, roots[0].parent / "attempts")
+    assert refusal.value.reason is Reason.MODEL_OR_DATA_MISSING
+
+
+def test_secrets_and_loader_tricks_of_the_agent_do_not_reach_the_job(monkeypatch, tmp_path):
+    for name in ("LD_PRELOAD", "PYTHONSTARTUP", "HF_TOKEN", "REDIS_URL", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "canary")
+
+    assert "canary" not in render_env(tmp_path, 1).values()
+
+
+def test_jobs_share_the_cores_of_the_host(tmp_path):
+    cores = len(os.sched_getaffinity(0))
+
+    threads = [int(render_env(tmp_path, jobs)["OMP_NUM_THREADS"]) for jobs in (1, cores, 99)]
+
+    assert threads == [cores, 1, 1]

@@ -1,0 +1,285 @@
+"""From spool to server: by stream or by HTTP, nothing lost, nothing stored twice."""
+
+import pytest
+
+from runners import shipper
+from runners.client import ServerClient
+from runners.messages import EventBatch
+from runners.shipper import AttemptShipper
+from runners.spool import SpoolWriter, segments
+from runners.supervision.record import LockedError
+from tests.runners.acceptor import Stored
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class PipeStream:
+    """A stream in memory, with the faults that a real one has."""
+
+    def __init__(self, stored: Stored) -> None:
+        self.stored = stored
+        self.entries: list[EventBatch] = []
+        self.is_down = False
+        self.eats_entries = False
+
+    def add(self, batch: EventBatch) -> bool:
+        if not self.is_down and not self.eats_entries:
+            self.entries.append(batch)
+        return not self.is_down
+
+    def acked(self, _attempt_id: str) -> int | None:
+        return None if self.is_down else len(self.stored.events)
+
+    def consume(self) -> None:
+        for batch in self.entries:
+            self.stored.accept(batch)
+        self.entries.clear()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def client(acceptor):
+    made = ServerClient(acceptor.url, "host-credential")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def stored(acceptor) -> Stored:
+    made = acceptor.want("a1")
+    made.fence = "fence"
+    return made
+
+
+@pytest.fixture
+def folder(attempts):
+    return attempts.make()
+
+
+@pytest.fixture
+def spool(folder) -> SpoolWriter:
+    return SpoolWriter(folder.spool)
+
+
+@pytest.fixture
+def stream(stored) -> PipeStream:
+    return PipeStream(stored)
+
+
+def append(spool: SpoolWriter, count: int) -> None:
+    for number in range(count):
+        spool.append("metric", {"source": "job", "values": {"loss": 1.0}, "step": number})
+
+
+def seqs(stored: Stored) -> list[int]:
+    return [event.seq for event in stored.events]
+
+
+def test_events_go_over_http_where_there_is_no_stream(folder, client, stored, spool):
+    append(spool, 3)
+    ship = AttemptShipper(folder, client)
+
+    assert ship.pump() == 3
+    assert seqs(stored) == [1, 2, 3]
+    assert ship.acked_seq == 3
+
+
+def test_a_batch_holds_at_most_its_number_of_events(folder, client, stored, spool):
+    append(spool, shipper.MAX_BATCH_EVENTS + 20)
+    ship = AttemptShipper(folder, client)
+
+    assert [ship.pump(), ship.pump(), ship.pump()] == [shipper.MAX_BATCH_EVENTS, 20, 0]
+
+
+def test_what_was_acknowledged_is_remembered_over_a_restart(folder, client, stored, spool):
+    append(spool, 3)
+    first = AttemptShipper(folder, client)
+    first.pump()
+    first.close()
+    append(spool, 1)
+
+    AttemptShipper(folder, client).pump()
+
+    assert seqs(stored) == [1, 2, 3, 4]
+    assert stored.num_duplicates == 0
+
+
+def test_a_lost_note_of_the_acknowledgement_costs_only_duplicates(folder, client, stored, spool):
+    append(spool, 3)
+    AttemptShipper(folder, client).pump()
+    (folder.path / "acked.json").write_bytes(b"\0")
+
+    folder.ship_lock.unlink()
+    AttemptShipper(folder, client).pump()
+
+    assert seqs(stored) == [1, 2, 3]
+    assert stored.num_duplicates == 3
+
+
+def test_a_server_that_lost_events_gets_them_again(folder, client, stored, spool):
+    append(spool, 6)
+    ship = AttemptShipper(folder, client)
+    ship.pump()
+    del stored.events[2:]  # a restored backup
+
+    ship.learn(2)
+    ship.pump()
+
+    assert seqs(stored) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_server_that_lost_events_is_noticed_by_its_next_answer(folder, client, stored, spool):
+    append(spool, 6)
+    ship = AttemptShipper(folder, client)
+    ship.pump()
+    del stored.events[2:]
+    append(spool, 1)
+
+    ship.pump()
+    ship.pump()
+
+    assert seqs(stored) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_an_absent_server_is_left_alone_for_a_moment(
+    folder, acceptor, client, stored, spool, clock
+):
+    append(spool, 1)
+    ship = AttemptShipper(folder, client, clock=clock)
+    acceptor.is_away = True
+
+    first, acceptor.is_away = ship.pump(), False
+    at_once = ship.pump()
+    clock.now += shipper.REFUSED_REST_SECONDS
+    later = ship.pump()
+
+    assert (first, at_once, later) == (0, 0, 1)
+
+
+def test_only_one_shipper_serves_an_attempt(folder, client):
+    first = AttemptShipper(folder, client)
+
+    with pytest.raises(LockedError):
+        AttemptShipper(folder, client)
+    first.close()
+    AttemptShipper(folder, client).close()
+
+
+def test_the_stream_is_taken_where_it_works(folder, client, stored, spool, stream):
+    append(spool, 3)
+    ship = AttemptShipper(folder, client, stream)
+    ship.pump()
+    stream.consume()
+    ship.pump()
+
+    assert seqs(stored) == [1, 2, 3]
+    assert ship.acked_seq == 3
+
+
+def test_nothing_is_sent_twice_while_the_acknowledgement_is_on_its_way(
+    folder, client, stored, spool, stream
+):
+    append(spool, 3)
+    ship = AttemptShipper(folder, client, stream)
+
+    assert [ship.pump(), ship.pump()] == [3, 0]
+
+
+def test_without_progress_the_stream_gets_it_again(folder, client, stored, spool, stream, clock):
+    append(spool, 3)
+    ship = AttemptShipper(folder, client, stream, clock)
+    stream.eats_entries = True
+    ship.pump()
+    stream.eats_entries = False
+
+    clock.now += shipper.STALL_SECONDS + 0.1
+    ship.pump()
+    stream.consume()
+
+    assert seqs(stored) == [1, 2, 3]
+
+
+def test_a_stream_that_leads_nowhere_gives_way_to_http(
+    folder, client, stored, spool, stream, clock
+):
+    append(spool, 3)
+    ship = AttemptShipper(folder, client, stream, clock)
+    stream.eats_entries = True
+
+    for _ in range(6):
+        ship.pump()
+        clock.now += shipper.STALL_SECONDS + 0.1
+
+    assert seqs(stored) == [1, 2, 3]
+
+
+def test_a_dead_redis_costs_no_time(folder, client, stored, spool, stream):
+    append(spool, 3)
+    stream.is_down = True
+    ship = AttemptShipper(folder, client, stream)
+
+    ship.pump()
+    ship.pump()
+
+    assert seqs(stored) == [1, 2, 3]
+
+
+def test_the_stream_is_tried_again_later(folder, client, stored, spool, stream, clock):
+    stream.is_down = True
+    ship = AttemptShipper(folder, client, stream, clock)
+    ship.pump()
+    stream.is_down = False
+    clock.now += shipper.STREAM_REST_SECONDS
+    append(spool, 2)
+
+    ship.pump()
+
+    assert [event.seq for event in stream.entries[0].events] == [1, 2]
+
+
+def test_late_entries_of_the_stream_are_duplicates_after_http(
+    folder, client, stored, spool, stream, clock
+):
+    append(spool, 3)
+    ship = AttemptShipper(folder, client, stream, clock)
+    ship.pump()
+    stream.is_down = True
+    ship.pump()
+    ship.pump()
+
+    stream.consume()
+
+    assert seqs(stored) == [1, 2, 3]
+    assert stored.num_duplicates == 3
+
+
+def test_the_end_is_told_and_then_the_disk_freed(attempts, client, stored):
+    folder = attempts.run(code="for n in range(20000): print('line', n)")
+    folder.settle("internal")
+    ship = AttemptShipper(folder, client)
+    while ship.pump():
+        pass
+
+    ship.finish()
+
+    assert ship.is_done
+    assert stored.has_exited
+    assert len(segments(folder.spool)) == 1
+
+
+def test_an_unfinished_attempt_is_not_done(folder, client, stored, spool):
+    append(spool, 1)
+    ship = AttemptShipper(folder, client)
+    ship.pump()
+
+    assert not ship.is_done
