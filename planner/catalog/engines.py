@@ -34,6 +34,7 @@ class Engine(Spec):
     layer_overhead_s: float = 0.0
     request_overhead_s: float = 0.0
     step_overhead_s: float = 0.0
+    request_latency_s: float = 0.0
     usable_memory_ratio: float
     memory_utilisation: float = 1.0
     runtime_overhead_bytes: int
@@ -50,6 +51,7 @@ ROLE_DEFAULTS: dict[EngineRole, dict[str, Any]] = {
         "layer_overhead_s": 32e-6,
         "request_overhead_s": 4e-6,
         "step_overhead_s": 126e-6,
+        "request_latency_s": 15.6e-3,
         "memory_utilisation": 0.9,
         "max_batch_tokens": 8192,
     },

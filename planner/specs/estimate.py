@@ -103,8 +103,9 @@ class Quality(SparseSpec):
 class Estimate(SparseSpec):
     """The cost of one strategy, explained.
 
-    ``interval`` holds an 80 % interval per figure; ``terms`` is the record from which every
-    explanation, equation and test reads.
+    ``interval`` holds an 80 % interval per figure; ``time_breakdown_seconds`` holds, per phase
+    (prefill, decode, train_step, compress), the seconds of one pass by operator class;
+    ``terms`` is the record from which every explanation, equation and test reads.
     """
 
     id: str | int | None = None
@@ -114,6 +115,7 @@ class Estimate(SparseSpec):
     interval: dict[str, Interval]
     error_class: ErrorClass
     bound_by: str
+    time_breakdown_seconds: dict[str, dict[str, float]] = Field(default_factory=dict)
     quality: Quality | None = None
     energy_joules_per_token: float | None = None
     cost_usd_per_million_tokens: float | None = None

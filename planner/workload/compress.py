@@ -131,6 +131,7 @@ def compress(setting: Setting, workload: CompressWorkload, ledger: Ledger) -> Ou
         memory=memory,
         fits=memory.fits,
         seconds_by_class=seconds,
+        phases={GROUP: seconds},
         performance=Performance(duration_seconds=total),
     )
 

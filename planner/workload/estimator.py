@@ -44,6 +44,10 @@ def estimate_request(request: EstimateRequest, *, explain: bool = True) -> Estim
         interval=intervals_of(confidence, outcome.performance, memory),
         error_class=confidence.error_class,
         bound_by=outcome.bound_by,
+        time_breakdown_seconds={
+            phase: {name: value for name, value in seconds.items() if value}
+            for phase, seconds in outcome.phases.items()
+        },
         quality=_quality(setting),
         energy_joules_per_token=energy,
         cost_usd_per_million_tokens=money,

@@ -69,6 +69,7 @@ def generate(setting: Setting, workload: GenerateWorkload, ledger: Ledger) -> Ou
         memory=memory,
         fits=memory.fits,
         seconds_by_class=mean_step.by_class,
+        phases={"prefill": prefill.by_class, "decode": decode.by_class},
         energy_tokens_per_second=produced,
         performance=Performance(
             tokens_per_second=produced,

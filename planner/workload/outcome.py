@@ -11,12 +11,17 @@ BOUND_NAMES = ("compute", "memory_bandwidth", "communication", "overhead")
 
 @dataclass(frozen=True)
 class Outcome:
-    """Memory, speed, and the seconds of the workload's main step by what they are spent on."""
+    """Memory, speed, and where the time goes.
+
+    ``seconds_by_class`` is the main step's time by operator class; ``phases`` has the same for
+    each phase that a job can measure by itself.
+    """
 
     memory: MemoryUse
     performance: Performance
     seconds_by_class: Mapping[str, float]
     fits: bool
+    phases: Mapping[str, Mapping[str, float]]
     energy_tokens_per_second: float | None = None
     warnings: tuple[str, ...] = field(default=())
 

@@ -40,7 +40,7 @@ def mean_token_gap(
 
 
 @equation(
-    "TTFT = t_prefill + t_decode/2 + (b-1)/2 · t_prefill · busy + wait",
+    "TTFT = t_prefill + t_decode/2 + (b-1)/2 · t_prefill · busy + wait + intake",
     unit="s",
     symbols={
         "prefill_s": "t_prefill",
@@ -48,6 +48,7 @@ def mean_token_gap(
         "running": "b",
         "busy_ratio": "busy",
         "wait_s": "wait",
+        "intake_s": "intake",
     },
     source="own prefill, half a running step, and the queue of a closed loop that starts at once",
 )
@@ -58,9 +59,11 @@ def time_to_first_token(
     running: Quantity,
     busy_ratio: Quantity,
     wait_s: Quantity,
+    intake_s: Quantity,
 ) -> Quantity:
     """Return the mean seconds from a request's arrival to its first token."""
-    return prefill_s + decode_s / 2 + (running - 1) / 2 * prefill_s * busy_ratio + wait_s
+    queue = (running - 1) / 2 * prefill_s * busy_ratio
+    return prefill_s + decode_s / 2 + queue + wait_s + intake_s
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ def serve(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
         memory=memory,
         fits=most >= 1,
         seconds_by_class=_seconds_by_class(steady, workload),
+        phases={"prefill": steady.prefill.by_class, "decode": steady.decode.by_class},
         energy_tokens_per_second=_rate(setting, workload, steady) * workload.output_tokens,
         performance=_performance(setting, workload, steady, most),
         warnings=_warnings(setting, workload, steady, (offered, most)),
@@ -166,6 +170,7 @@ def _steady(
         running=running,
         busy_ratio=min(1.0, running * slot / life),
         wait_s=wait,
+        intake_s=setting.engine.request_latency_s,
     )
     latency = ttft + (workload.output_tokens - 1) * tpot
     return _Steady(running, prefill, decode, tpot, ttft, latency)

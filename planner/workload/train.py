@@ -112,6 +112,7 @@ def train(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outcome:
         memory=memory,
         fits=memory.fits,
         seconds_by_class=by_class,
+        phases={GROUP: by_class},
         energy_tokens_per_second=tokens / seconds,
         performance=Performance(
             tokens_per_second=tokens / seconds,

@@ -1,0 +1,201 @@
+"""The command line: ``python -m planner estimate|plan|models|devices|techniques|export``."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TextIO, TypeVar
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from planner.api import estimate, plan
+from planner.catalog.devices import get_device, list_devices
+from planner.catalog.models import get_entry, get_model, list_models
+from planner.cost.parameters import count_parameters
+from planner.errors import BadRequestError, PlannerError
+from planner.exports.registry import EXPORTERS, export
+from planner.specs.base import JsonObject
+from planner.specs.cluster import DeviceSpec
+from planner.specs.estimate import EstimateRequest
+from planner.specs.plan import PlannedStrategy, PlanRequest
+from planner.specs.workload import Workload
+from planner.techniques.registry import TECHNIQUES, get
+from planner.techniques.technique import Technique
+
+S = TypeVar("S", bound=BaseModel)
+OK, BAD_REQUEST, NOTHING = 0, 2, 3
+# Parts of pydantic's paths that name a branch of a union and not a field.
+UNION_PARTS = frozenset(
+    {"str", "ModelSpec", "dict[str,any]", "DeviceSpec", "serve", "generate", "train", "compress"}
+)
+
+
+def readable(error: ValidationError) -> BadRequestError:
+    """Return the first thing that is wrong with a document: field, value, limit."""
+    details = error.errors(include_url=False)
+    worst = next((d for d in details if d["type"] != "string_type"), details[0])
+    path = [str(part) for part in worst["loc"] if str(part) not in UNION_PARTS]
+    name = ".".join(path) or "request"
+    given = worst.get("input")
+    shown = "" if isinstance(given, dict | list) else f" (given: {given!r})"
+    return BadRequestError(f"{name}: {worst['msg']}{shown}", name)
+
+
+def parsed(spec: type[S], text: str) -> S:
+    """Return a document read from JSON.
+
+    Raises:
+        BadRequestError: it is no JSON, or a field is wrong.
+    """
+    try:
+        return spec.model_validate_json(text)
+    except ValidationError as error:
+        raise readable(error) from error
+
+
+def request_id(line: str) -> object:
+    """Return the ``id`` of a request that may otherwise be wrong, so that its error names it."""
+    try:
+        document = json.loads(line)
+    except ValueError:
+        return None
+    return document.get("id") if isinstance(document, dict) else None
+
+
+def run_estimate(source: TextIO, sink: TextIO) -> int:
+    """Answer JSON Lines with JSON Lines, in order; a wrong line gives an error and goes on."""
+    status = OK
+    for line in source:
+        if not line.strip():
+            continue
+        try:
+            answer = estimate(parsed(EstimateRequest, line)).model_dump_json(exclude={"terms"})
+        except PlannerError as error:
+            status = NOTHING
+            answer = json.dumps({"id": request_id(line), "error": error.to_json()})
+        sink.write(answer + "\n")
+        sink.flush()
+    return status
+
+
+def run_plan(source: TextIO, sink: TextIO) -> int:
+    """Answer one request with one document; the status says whether a plan was found."""
+    answer = plan(parsed(PlanRequest, source.read()))
+    sink.write(answer.model_dump_json(indent=2) + "\n")
+    return OK if answer.plans else NOTHING
+
+
+def run_export(source: TextIO, sink: TextIO, format_name: str) -> int:
+    """Turn a request and one of its plans into another tool's words.
+
+    The document is what ``plan`` was asked, with the chosen plan as ``plan``; or a request
+    alone, whose first plan is taken.
+    """
+    document = _object(source.read())
+    chosen = document.pop("plan", None)
+    request = parsed(PlanRequest, json.dumps(document))
+    planned = _chosen(request, chosen)
+    model = request.model if isinstance(request.model, str) else "./model"
+    workload: Workload = TypeAdapter(Workload).validate_python(request.workload)
+    sink.write(export(format_name, model, planned, workload))
+    return OK
+
+
+def _object(text: str) -> JsonObject:
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise BadRequestError(f"standard input is no JSON: {error}", "request") from error
+    if not isinstance(document, dict):
+        raise BadRequestError("standard input must be one JSON object", "request")
+    return document
+
+
+def _chosen(request: PlanRequest, chosen: Any) -> PlannedStrategy:  # noqa: ANN401 - JSON
+    if chosen is not None:
+        return parsed(PlannedStrategy, json.dumps(chosen))
+    plans = plan(request).plans
+    if not plans:
+        raise BadRequestError("nothing fits this request: there is no plan to export", "request")
+    return plans[0]
+
+
+def model_row(model_id: str) -> JsonObject:
+    """Return a model of the catalog with its parameters and its source."""
+    entry = get_entry(model_id)
+    spec = get_model(entry.id)
+    shape = spec.model_dump(mode="json", exclude={"id"})
+    counted = {"parameters": count_parameters(spec).total, "aliases": list(entry.aliases)}
+    return {"id": entry.id, **counted, **shape}
+
+
+def device_row(device: DeviceSpec) -> JsonObject:
+    """Return a device of the catalog."""
+    return device.model_dump(mode="json")
+
+
+def technique_row(technique: Technique) -> JsonObject:
+    """Return a technique of the registry."""
+    return technique.to_json()
+
+
+def rows_of(kind: str, key: str | None) -> list[JsonObject]:
+    """Return one entry of a catalog, or all of them."""
+    if kind == "models":
+        return [model_row(name) for name in ([key] if key else [e.id for e in list_models()])]
+    if kind == "devices":
+        return [device_row(d) for d in ([get_device(key)] if key else list_devices())]
+    return [technique_row(t) for t in ([get(key)] if key else TECHNIQUES.values())]
+
+
+def run_catalog(sink: TextIO, kind: str, key: str | None, *, as_json: bool) -> int:
+    """Print a catalog, as JSON or as one line per entry."""
+    rows = rows_of(kind, key)
+    if as_json:
+        sink.write(json.dumps(rows[0] if key else rows, indent=2, ensure_ascii=False) + "\n")
+        return OK
+    sink.writelines(line + "\n" for line in (table_line(row) for row in rows))
+    return OK
+
+
+def table_line(row: JsonObject) -> str:
+    """Return an entry as a line: its id, what it is, where that is from."""
+    name = str(row.get("id") or row.get("key"))
+    what = row.get("name") or row.get("title") or f"{row.get('parameters', 0):,} parameters"
+    return f"{name:44} {what}  [{row.get('source') or 'no source'}]"
+
+
+def arguments() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(prog="python -m planner", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("estimate", help="JSON Lines in, JSON Lines out: cost fixed strategies")
+    commands.add_parser("plan", help="one JSON request in, ranked plans out")
+    exporter = commands.add_parser("export", help="a plan as another tool's arguments")
+    exporter.add_argument("--format", required=True, choices=sorted(EXPORTERS))
+    for kind in ("models", "devices", "techniques"):
+        listing = commands.add_parser(kind, help=f"list the {kind} with their sources")
+        listing.add_argument("id", nargs="?")
+        listing.add_argument("--json", action="store_true")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status; a wrong request is one line of words."""
+    chosen = arguments().parse_args(argv)
+    commands: dict[str, Callable[[], int]] = {
+        "estimate": lambda: run_estimate(sys.stdin, sys.stdout),
+        "plan": lambda: run_plan(sys.stdin, sys.stdout),
+        "export": lambda: run_export(sys.stdin, sys.stdout, chosen.format),
+    }
+    try:
+        if chosen.command in commands:
+            return commands[chosen.command]()
+        return run_catalog(sys.stdout, chosen.command, chosen.id, as_json=chosen.json)
+    except PlannerError as error:
+        print(error, file=sys.stderr)
+        return BAD_REQUEST
+
+
+if __name__ == "__main__":
+    sys.exit(main())
