@@ -13,6 +13,15 @@ from runners.messages import DeviceMeasurement, GpuFacts, HostFacts, Microbench
 from webapp.core.problems import ConflictProblem
 from webapp.hosts.models import Host
 
+# Names under which the driver reports a board whose form factor it leaves out.
+DRIVER_NAMES = {
+    "NVIDIA H100 80GB HBM3": "h100-sxm5-80gb",
+    "NVIDIA H100 PCIe": "h100-pcie-80gb",
+    "NVIDIA H100 NVL": "h100-nvl-94gb",
+    "NVIDIA H200 NVL": "h200-nvl-141gb",
+    "NVIDIA A100 80GB PCIe": "a100-pcie-80gb",
+}
+
 
 def cluster_for_host(host: Host) -> ClusterSpec:
     """Return the host as one node of its devices.
@@ -84,8 +93,9 @@ def _gpu_device(host: Host, gpu: GpuFacts) -> DeviceSpec:
 
 
 def _published(name: str) -> DeviceSpec | None:
-    """Return the catalog's device of the driver's name, with or without its maker."""
-    for spelling in (name, name.removeprefix("NVIDIA "), name.removeprefix("NVIDIA GeForce ")):
+    """Return the catalog's device of a driver's name, with or without its maker."""
+    bare = name.removeprefix("NVIDIA ").removeprefix("GeForce ").removeprefix("Tesla ")
+    for spelling in (DRIVER_NAMES.get(name, name), bare):
         try:
             return get_device(spelling)
         except PlannerError:

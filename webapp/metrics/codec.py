@@ -76,7 +76,7 @@ def _encode_column(column: Column) -> bytes:
 def _as_decimals(floats: NDArray[np.float64], decimals: int) -> NDArray[np.int64] | None:
     """Return ``floats * 10**decimals`` as integers, or None where that would lose a bit."""
     factor = 10.0**decimals
-    if not np.isfinite(floats).all() or (np.abs(floats) * factor > _EXACT_INTEGER).any():
+    if not np.isfinite(floats).all() or (np.abs(floats) > _EXACT_INTEGER / factor).any():
         return None
     scaled = np.rint(floats * factor)
     restored = scaled.astype(np.int64).astype(np.float64) / factor

@@ -1,0 +1,94 @@
+"""A host as the planner sees it."""
+
+import pytest
+
+from planner.catalog.devices import get_device
+from tests.webapp.conftest import GIB, make_facts, make_microbench
+from webapp.core.problems import ConflictProblem
+from webapp.hosts.device import DRIVER_NAMES, cluster_for_host, device_for_host
+from webapp.hosts.models import Host
+
+pytestmark = pytest.mark.django_db
+
+H100 = {"index": 0, "uuid": "GPU-1", "name": "NVIDIA H100 80GB HBM3", "memory_bytes": 80 * GIB}
+UNKNOWN = {"index": 1, "uuid": "GPU-2", "name": "Homemade 9000", "memory_bytes": 6 * GIB}
+
+
+def with_gpus(host: Host, *gpus: dict) -> Host:
+    host.facts = make_facts(gpus=gpus).model_dump(mode="json")
+    return host
+
+
+def test_a_cpu_host_is_described_by_its_own_measurement(host):
+    device = device_for_host(host)
+    assert (device.kind, device.name, device.memory_bytes) == ("cpu", "Test CPU", 16 * GIB)
+    assert device.memory_bandwidth_bytes_per_second == 12e9
+    assert device.peak_flops_per_second["bf16"] == 30e9
+    assert device.op_overhead_seconds == 8e-6
+
+
+def test_a_measured_device_says_where_and_when(host):
+    device = device_for_host(host)
+    assert device.provenance == "measured"
+    assert (device.source, device.as_of) == ("measured on Box", "2023-11-14")
+
+
+def test_a_cpu_host_is_one_device_with_its_disk(host):
+    cluster = cluster_for_host(host)
+    assert (cluster.num_devices, cluster.disk_bandwidth_bytes_per_second) == (1, 400e6)
+
+
+def test_a_gpu_of_the_catalog_keeps_its_published_figures(host):
+    device = device_for_host(with_gpus(host, H100))
+    assert (device.provenance, device.kind) == ("published", "gpu")
+    assert device.memory_bytes == 80 * GIB  # what the driver reports
+
+
+def test_like_gpus_make_a_node(host):
+    cluster = cluster_for_host(with_gpus(host, H100, H100 | {"index": 1}, UNKNOWN))
+    assert cluster.devices_per_node == 2
+
+
+def test_an_unknown_gpu_without_a_measurement_is_refused(host):
+    with pytest.raises(ConflictProblem, match="not been measured"):
+        device_for_host(with_gpus(host, UNKNOWN))
+
+
+def test_an_unknown_gpu_is_described_by_its_measurement(host):
+    cpu = make_microbench().devices[0]
+    gpu = cpu.model_copy(update={"device": "cuda:1", "memory_bandwidth_bytes_per_second": 5e11})
+    bench = make_microbench().model_copy(update={"devices": (cpu, gpu)})
+    host.microbench = bench.model_dump(mode="json")
+    device = device_for_host(with_gpus(host, UNKNOWN))
+    assert device.memory_bandwidth_bytes_per_second == 5e11
+
+
+def test_a_host_that_was_not_measured_is_refused(enrolled):
+    with pytest.raises(ConflictProblem, match="not been measured"):
+        device_for_host(enrolled[0])
+
+
+def test_a_host_that_never_reported_is_refused(team):
+    silent = Host.objects.create(team=team, name="Silent", slug="silent")
+    with pytest.raises(ConflictProblem, match="not reported"):
+        cluster_for_host(silent)
+
+
+@pytest.mark.parametrize(
+    ("driver_name", "device_id"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-sxm5-80gb"),
+        ("NVIDIA H200", "h200-sxm-141gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("Tesla V100-SXM2-32GB", "v100-sxm2-32gb"),
+        ("NVIDIA L4", "l4"),
+    ],
+)
+def test_the_drivers_name_finds_the_catalogs_device(host, driver_name, device_id):
+    gpu = H100 | {"name": driver_name}
+    assert device_for_host(with_gpus(host, gpu)).id == device_id
+
+
+def test_every_driver_name_leads_into_the_catalog():
+    assert all(get_device(device_id).id == device_id for device_id in DRIVER_NAMES.values())

@@ -1,0 +1,144 @@
+"""Doorbells ring until somebody proves that they were heard; a dead broker stops nothing."""
+
+from datetime import timedelta
+
+import pytest
+import redis as redis_package
+
+from runners.messages import Doorbell
+from runners.signing import SignedDoorbell, verify
+from tests.webapp.conftest import claim, make_beat
+from webapp.core.clock import now, now_ms
+from webapp.hosts.beats import host_beat
+from webapp.hosts.services import command_key
+from webapp.jobs import dispatch
+from webapp.jobs.dispatch import Dispatcher, bury_stuck, dispatch_due, ping_hosts
+from webapp.jobs.models import Command
+from webapp.jobs.services import job_stop
+
+pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+
+
+class Bell:
+    def __init__(self, *, is_broken: bool = False) -> None:
+        self.is_broken = is_broken
+        self.rung: list[Doorbell] = []
+
+    def __call__(self, _host, doorbell: Doorbell) -> None:
+        if self.is_broken:
+            raise redis_package.ConnectionError("refused")
+        self.rung.append(doorbell)
+
+
+def test_a_command_rings_with_attempt_and_fence(job):
+    bell = Bell()
+    dispatch_due(bell)
+    attempt = job.current_attempt
+    assert [(ring.kind, ring.attempt_id, ring.fence) for ring in bell.rung] == [
+        ("start", attempt.pk, attempt.fence)
+    ]
+
+
+def test_a_command_that_rang_is_not_done_but_rests(job):
+    bell = Bell()
+    dispatch_due(bell)
+    dispatch_due(bell)
+    command = Command.objects.get()
+    assert (len(bell.rung), command.state, command.tries) == (1, "sent", 1)
+
+
+def test_rests_grow_to_a_minute(job):
+    for _ in range(12):
+        Command.objects.update(next_at=now())
+        dispatch_due(Bell())
+    rest = (Command.objects.get().next_at - now()).total_seconds()
+    assert rest == pytest.approx(60, abs=2)
+
+
+def test_a_claim_silences_the_bell(job):
+    claim(job.current_attempt)
+    bell = Bell()
+    dispatch_due(bell)
+    assert bell.rung == []
+
+
+def test_a_dead_broker_is_asked_once_and_everything_waits(job):
+    bell = Bell(is_broken=True)
+    assert dispatch_due(bell) == 0
+    assert Command.objects.get().state == "new"
+
+
+def test_a_stop_rings_too(attempt):
+    job_stop(job=attempt.job, by="alice")
+    bell = Bell()
+    dispatch_due(bell)
+    assert [ring.kind for ring in bell.rung] == ["stop"]
+
+
+def test_with_the_broker_away_the_beat_carries_start_and_stop(host, job):
+    dispatch_due(Bell(is_broken=True))
+    assert host_beat(host=host, beat=make_beat()).wanted[0].attempt_id == job.current_attempt_id
+
+
+def test_commands_of_ended_attempts_are_buried(job):
+    attempt = job.current_attempt
+    attempt.ended_at = now()
+    attempt.save()
+    assert bury_stuck() == 1
+
+
+def test_commands_that_nobody_heard_for_an_hour_are_buried(job):
+    Command.objects.update(created_at=now() - timedelta(hours=2))
+    assert bury_stuck() == 1
+
+
+def test_hosts_in_contact_are_pinged(host):
+    bell = Bell()
+    assert ping_hosts(bell) == 1
+    assert bell.rung[0].kind == "ping"
+
+
+def test_silent_hosts_are_not_pinged(host):
+    host.last_seen_at = now() - timedelta(hours=1)
+    host.save()
+    assert ping_hosts(Bell()) == 0
+
+
+def test_pings_come_once_a_minute(host):
+    at = [100.0]
+    bell = Bell()
+    dispatcher = Dispatcher(bell, clock=lambda: at[0])
+    for _ in range(130):
+        at[0] += 1
+        dispatcher.step()
+    assert [ring.kind for ring in bell.rung] == ["ping", "ping", "ping"]
+
+
+def test_a_real_broker_gets_a_signed_message_below_the_hosts_prefix(redis_client, host, job):
+    dispatch_due()
+    queue = f"host:{host.pk}:jobs"
+    message = redis_client.lrange(queue, 0, -1)
+    assert len(message) == 1
+
+
+def test_the_message_passes_the_hosts_own_check(redis_client, host, job, monkeypatch):
+    sent = []
+    app = dispatch.celery_app(dispatch.settings.REDIS_URL)
+    monkeypatch.setattr(app, "send_task", lambda name, args, **_: sent.append((name, args)))
+    dispatch_due()
+    name, (body, mac) = sent[0]
+    doorbell = verify(
+        SignedDoorbell(body, mac),
+        host_id=host.pk,
+        key=command_key(host),
+        now=now_ms() / 1000,
+        is_new_nonce=lambda *_: True,
+    )
+    assert (name, doorbell.attempt_id) == ("runners.start", job.current_attempt_id)
+
+
+def test_a_real_broker_that_is_away_costs_little_time(job, settings, tmp_path):
+    settings.REDIS_URL = f"unix://{tmp_path}/nobody.sock"
+    before = now()
+    assert dispatch_due() == 0
+    assert (now() - before).total_seconds() < 3
