@@ -1,0 +1,52 @@
+"""The planner is asked after every change in the wizard: it has to feel instant.
+
+Limits are ten times what was measured on two shared cores of an x86-64 server (2026-11), so that
+only a change of kind, not a busy machine, breaks them. `manage.py bench` prints the figures.
+"""
+
+import time
+from collections.abc import Callable
+
+from planner.api import estimate, plan
+from planner.specs.estimate import EstimateRequest
+from planner.specs.plan import PlanRequest
+
+SERVE = {
+    "model": "meta-llama/Llama-3.1-8B",
+    "cluster": {"device": "h100-sxm-80gb", "devices_per_node": 8, "nodes": 1},
+    "workload": {"kind": "serve", "input_tokens": 2048, "output_tokens": 128},
+}
+
+
+def quickest(run: Callable[[], object], rounds: int = 5) -> float:
+    """The shortest of some runs, in seconds: the one that was disturbed least."""
+
+    def once() -> float:
+        began = time.perf_counter()
+        run()
+        return time.perf_counter() - began
+
+    return min(once() for _ in range(rounds))
+
+
+def test_one_estimate_takes_less_than_ten_milliseconds():
+    request = EstimateRequest.model_validate(SERVE | {"strategy": {"tensor_parallel_size": 2}})
+
+    assert quickest(lambda: estimate(request)) < 0.010
+
+
+def test_a_whole_search_takes_less_than_half_a_second():
+    request = PlanRequest.model_validate(SERVE)
+
+    assert quickest(lambda: plan(request)) < 0.5
+
+
+def test_a_search_costs_its_strategies_at_the_price_of_estimates():
+    """A search that costs n strategies takes at most three times n single estimates."""
+    request = PlanRequest.model_validate(SERVE)
+    fixed = EstimateRequest.model_validate(SERVE | {"strategy": {"tensor_parallel_size": 2}})
+    num_strategies = plan(request).searched.strategies
+
+    ratio = quickest(lambda: plan(request)) / quickest(lambda: estimate(fixed), rounds=50)
+
+    assert ratio < 3 * num_strategies
