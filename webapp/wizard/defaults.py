@@ -1,5 +1,6 @@
 """What a new plan starts from: every step has a working answer before anyone touches it."""
 
+import os
 from typing import Any
 
 from webapp.hosts.models import Host
@@ -58,7 +59,14 @@ def _draft(preset: str, goal: str, model: dict[str, Any], host: Host | None) -> 
 
 def demo_draft(host: Host | None) -> Draft:
     """Return the newcomer's draft: train the demo model on this machine in two minutes."""
-    return _draft("demo", "pretrain", {"source": "demo"}, host)
+    draft = _draft("demo", "pretrain", {"source": "demo"}, host)
+    draft["workload"]["pretrain"]["time_budget_minutes"] = demo_minutes()
+    return draft
+
+
+def demo_minutes() -> float:
+    """Return how long the demo trains: two minutes, or what SLIPWAY_DEMO_SECONDS says."""
+    return float(os.environ.get("SLIPWAY_DEMO_SECONDS", "120")) / 60
 
 
 def serve_draft(host: Host | None) -> Draft:
