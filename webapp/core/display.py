@@ -13,6 +13,7 @@ UNIT_FORMATS = {
     "bytes": units.memory,
     "seconds": units.duration,
     "tokens_per_second": units.tokens_rate,
+    "tokens": units.tokens,
     "usd": units.money,
     "bytes_per_second": units.bandwidth,
     "flops_per_second": units.flops,
@@ -73,7 +74,8 @@ class Figure:
             return ""
         low, high = quantity(self.low, self.unit), quantity(self.high, self.unit)
         start = low.value if low.unit == high.unit else str(low)
-        return f"{start}{units.DASH}{high}"
+        is_said_above = low.unit == high.unit == self.shown.unit
+        return f"{start}{units.DASH}{high.value if is_said_above else high}"
 
     @property
     def has_whisker(self) -> bool:

@@ -6,10 +6,12 @@ Memory is in GiB (1024-based, as tools report it), bandwidth in GB/s (1000-based
 import math
 from typing import NamedTuple
 
-THIN = "\u202f"  # narrow no-break space: separates thousands, and a value from its unit
+THIN = "\u202f"  # narrow no-break space, between thousands
+NBSP = "\u00a0"  # no-break space, between a value and its unit
 MINUS = "\u2212"
 DASH = "\u2013"  # en dash, between the ends of a range
 TIMES = "\u00d7"
+WHOLE_DIGITS = 4  # significant digits of a whole number: more would be false precision
 MINUTE = 60.0
 HOUR = 3600.0
 DAY = 86400.0
@@ -22,16 +24,23 @@ class Quantity(NamedTuple):
     unit: str
 
     def __str__(self) -> str:
-        return f"{self.value}{THIN}{self.unit}" if self.unit else self.value
+        return f"{self.value}{NBSP}{self.unit}" if self.unit else self.value
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Return ``value`` with at least ``digits`` significant digits and thin thousands."""
+    """Return ``value`` with ``digits`` significant digits, whole numbers up to four, thinned."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else "—"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    power = math.floor(math.log10(abs(value)))
+    value = round(value, max(digits, WHOLE_DIGITS) - 1 - power)
+    decimals = max(0, digits - 1 - power)
     text = f"{value:,.{min(decimals, 6)}f}".replace(",", THIN)
     return text.replace("-", MINUS)
+
+
+def whole(value: float) -> str:
+    """Return an exact whole number with thin thousands."""
+    return f"{value:,.0f}".replace(",", THIN)
 
 
 def _scaled(value: float, base: float, units: tuple[str, ...], digits: int = 3) -> Quantity:
@@ -66,6 +75,12 @@ def flops(value: float) -> Quantity:
 def tokens_rate(value: float) -> Quantity:
     """Return tokens per second."""
     return Quantity(number(value), "tok/s")
+
+
+def tokens(value: float) -> Quantity:
+    """Return a number of tokens as k, M or B tokens."""
+    scaled = _scaled(value, 1000, ("", "k", "M", "B", "T"))
+    return Quantity(scaled.value, f"{scaled.unit} tokens".strip())
 
 
 def parameters(value: float) -> Quantity:
@@ -122,4 +137,4 @@ def percent(value: float) -> str:
     """Return a ratio as per cent: ``5.8 %``, ``41 %``."""
     scaled = value * 100
     decimals = 1 if abs(scaled) < 10 else 0  # noqa: PLR2004 -- two digits say enough
-    return f"{scaled:.{decimals}f}{THIN}%".replace("-", MINUS)
+    return f"{scaled:.{decimals}f}{NBSP}%".replace("-", MINUS)

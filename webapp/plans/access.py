@@ -1,5 +1,7 @@
-"""Who may change a plan: members of its team, from practitioner on."""
+"""Who asks, and who may change a plan: members of its team, from practitioner on."""
 
+from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest
 
 from webapp.accounts.models import Role
@@ -18,3 +20,14 @@ def changeable_plan(request: HttpRequest, plan_id: str) -> Plan:
     membership = membership_of(request.user, plan.team)
     check_role(Role(membership.role) if membership else Role.VIEWER, Role.PRACTITIONER)
     return plan
+
+
+def signed_in(request: HttpRequest) -> User:
+    """Return the user of a request.
+
+    Raises:
+        PermissionDenied: nobody is logged in.
+    """
+    if not isinstance(request.user, User):
+        raise PermissionDenied("Log in first.")
+    return request.user

@@ -139,7 +139,8 @@ class Frontier:
     words: str
 
 
-AXES = {  # across, up: figure name, words, divisor
+Axis = tuple[str, str, float]
+AXES: dict[str, tuple[Axis, Axis]] = {  # across, up: figure name, words, divisor
     "serve": (
         ("tokens_per_second_per_person", "tokens/s for each person", 1.0),
         ("output_tokens_per_second", "tokens/s for all", 1.0),

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from planner.specs.estimate import Estimate, Input, Term
 from webapp.core.display import quantity
-from webapp.core.units import number
+from webapp.core.units import number, whole
 
 UNITS = {"B": "bytes", "s": "seconds", "B/s": "bytes_per_second", "FLOP/s": "flops_per_second"}
 GROUP_WORDS = {
@@ -71,5 +71,19 @@ def with_unit(value: float, unit: str) -> str:
     """Return a value of an equation as people read it."""
     if unit in UNITS:
         return str(quantity(value, UNITS[unit]))
+    if float(value).is_integer() and abs(value) < 1e9:  # noqa: PLR2004 -- longer is unreadable
+        return f"{whole(value)} {unit}".strip()
     text = number(value, 4) if abs(value) < 1e9 else f"{value:.3e}"  # noqa: PLR2004 -- too long
     return f"{text} {unit}".strip()
+
+
+SUMMED = ("step", "ttft", "tpot", "prefill_step", "decode_step")
+MOST = 3
+
+
+def main_lines(estimate: Estimate) -> list[Line]:
+    """Return the largest times of the resource that binds: what sets the pace."""
+    binding = [term for term in estimate.terms if term.operator_class == estimate.bound_by]
+    times = [term for term in binding if term.unit == "s" and term.key not in SUMMED]
+    largest = sorted(times, key=lambda term: term.value, reverse=True)[:MOST]
+    return [_line(term) for term in largest]

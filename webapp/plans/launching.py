@@ -33,7 +33,7 @@ from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer, estimate_generation, plan_keep
 from webapp.plans.questions import Question, question_of
 from webapp.plans.verdict import figure_values
-from webapp.plans.words import GOAL_WORDS, model_words
+from webapp.plans.words import model_words, plan_title
 
 Draft = dict[str, Any]
 RUNNABLE_DTYPES = ("fp32", "bf16", "fp16", "int8", "int4")
@@ -41,7 +41,7 @@ COMPUTE_DTYPES = ("fp32", "bf16", "fp16")
 COMPRESSED_DTYPES = {"int8_weight_only": "int8", "int4_weight_only": "int4"}
 BENCHMARK_METRICS = {  # what a job measures -> the planner's name of it
     "ttft_seconds": "prefill_seconds",
-    "prefill_tokens_per_second": "input_tokens_per_second",
+    "prefill_tokens_per_second": "prefill_tokens_per_second",
     "tpot_seconds": "tpot_seconds",
     "decode_tokens_per_second": "decode_tokens_per_second",
     "peak_memory_bytes": "peak_memory_bytes",
@@ -77,7 +77,9 @@ def plan_launch(
         Problem: the job service refuses.
     """
     launch = launch_of(plan)
-    plan_keep(plan, name)
+    plan_keep(
+        plan, name or plan.name or plan_title(plan.draft, launch.model_name, launch.host.name)
+    )
     job = job_create(
         team=plan.team,
         owner=by,
@@ -144,8 +146,8 @@ def launch_note(plan: Plan) -> dict[str, str]:
 EXPLANATIONS = {
     "train": "The host trains the model on its own text, evaluates it on text that it kept back, "
     "and leaves it as a model of your team.",
-    "quantize": "The host compresses the weights, saves them, loads them again, and measures size, "
-    "speed, memory and perplexity before and after.",
+    "quantize": "The host compresses the weights, saves them, loads them again, and measures "
+    "size, speed, memory and perplexity before and after.",
     "benchmark": "The host loads the model as planned and measures prefill, decode and peak "
     "memory. It ends with the measurements: an endpoint that stays up comes in a later release.",
 }
@@ -349,8 +351,3 @@ def _decode_rate(
 
 def _unit(metric: str) -> str:
     return next((unit for ending, unit in UNITS.items() if metric.endswith(ending)), "")
-
-
-def launch_title(plan: Plan) -> str:
-    """Return the words of the launch button."""
-    return f"Launch: {GOAL_WORDS[plan.draft['goal']['goal']].lower()}"

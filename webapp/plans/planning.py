@@ -8,11 +8,14 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate, EstimateRequest
 from planner.specs.plan import PlanAnswer, PlanRequest
 from planner.specs.strategy import Strategy
-from planner.specs.workload import GenerateWorkload
+from planner.specs.workload import GenerateWorkload, ServeWorkload
 from webapp.core.clock import now
 from webapp.plans.errors import DraftProblem
 from webapp.plans.models import Plan, PlanState
 from webapp.plans.questions import question_of
+from webapp.plans.words import hardware_words, model_words, plan_title
+
+WISHES = {"ttft_seconds", "tpot_seconds"}
 
 
 def plan_compute(plan: Plan) -> PlanAnswer:
@@ -24,7 +27,7 @@ def plan_compute(plan: Plan) -> PlanAnswer:
     plan.request, plan.answer, plan.computed_at = {}, {}, None
     try:
         question = question_of(plan)
-        answer = api.plan(question.request)
+        answer = _search(question.request)
     except PlannerError as error:
         raise DraftProblem(_sentence(error), error.field or "") from error
     else:
@@ -34,6 +37,24 @@ def plan_compute(plan: Plan) -> PlanAnswer:
         return answer
     finally:
         plan.save()
+
+
+def _search(request: PlanRequest) -> PlanAnswer:
+    """Return the planner's answer; where only a wish for speed is missed, the best that there is.
+
+    The suggestions stay those that would grant the wish.
+    """
+    answer = api.plan(request)
+    missed = {rejection.constraint for rejection in answer.rejected.values()}
+    if answer.plans or not missed & WISHES or not isinstance(request.workload, ServeWorkload):
+        return answer
+    wishless = {"ttft_slo_seconds": None, "tpot_slo_seconds": None}
+    workload = request.workload.model_copy(update=wishless)
+    best = api.plan(request.model_copy(update={"workload": workload}))
+    if not best.plans:
+        return answer
+    rejected = {**best.rejected, **answer.rejected}
+    return best.model_copy(update={"suggestions": answer.suggestions, "rejected": rejected})
 
 
 def stored_answer(plan: Plan) -> PlanAnswer | None:
@@ -50,10 +71,22 @@ def current_answer(plan: Plan) -> PlanAnswer:
 
 def plan_keep(plan: Plan, name: str = "") -> Plan:
     """Mark a draft as finished: it is a plan from now on."""
-    plan.name = name.strip()[:120] or plan.name
+    plan.name = name.strip()[:120] or plan.name or _own_name(plan)
     plan.state = PlanState.COMPUTED
     plan.save(update_fields=["name", "state", "saved_at"])
     return plan
+
+
+def _own_name(plan: Plan) -> str:
+    """Return a name from what, which model and where, as far as they are still there."""
+    try:
+        question = question_of(plan)
+    except DraftProblem:
+        return plan_title(plan.draft, model_words(plan.draft), hardware_words(plan.draft))
+    model = question.team_model.name if question.team_model else ""
+    host = question.host.name if question.host else ""
+    words = model_words(plan.draft, model), hardware_words(plan.draft, host)
+    return plan_title(plan.draft, *words)
 
 
 def is_outdated(plan: Plan) -> bool:

@@ -9,7 +9,7 @@ from planner.specs.plan import PlanAnswer, PlannedStrategy, Rejection, Suggestio
 from webapp.core import units
 from webapp.core.display import Figure, MemoryRow, memory_row, quantity
 from webapp.core.units import memory, number
-from webapp.plans.words import BOUND_WORDS, strategy_words
+from webapp.plans.words import BOUND_WORDS, capitalised, strategy_words
 
 Draft = dict[str, Any]
 TIGHT_SHARE = 0.05  # of the capacity: less to spare than this is said to be tight
@@ -40,10 +40,8 @@ class Verdict:
 
 def verdict_of(answer: PlanAnswer, draft: Draft, plan_url: str = "") -> Verdict:
     """Return the verdict on the best plan, or on why there is none."""
-    searched = (
-        f"{units.THIN.join(f'{answer.searched.strategies:,}'.split(','))} strategies compared in "
-        f"{units.duration(answer.searched.seconds)}"
-    )
+    took = units.duration(answer.searched.seconds)
+    searched = f"{units.whole(answer.searched.strategies)} strategies compared in {took}"
     if not answer.plans:
         return _infeasible(answer, searched)
     best = answer.plans[0]
@@ -72,7 +70,7 @@ def problem_verdict(sentence: str) -> Verdict:
 def _infeasible(answer: PlanAnswer, searched: str) -> Verdict:
     """Return the verdict of a search that found nothing: the closest miss and the ways out."""
     missed = closest_miss(answer.rejected)
-    detail = missed.reason if missed else "Every strategy was ruled out."
+    detail = f"{capitalised(missed.reason)}." if missed else "Every strategy was ruled out."
     sentence = "Nothing fits on this hardware"
     if missed and missed.required and missed.limit and missed.unit in {"bytes", "B"}:
         over = memory(missed.required - missed.limit)
@@ -85,6 +83,7 @@ def _infeasible(answer: PlanAnswer, searched: str) -> Verdict:
 def closest_miss(rejected: Mapping[str, Rejection]) -> Rejection | None:
     """Return the rejected family that came nearest to its limit."""
     numbered = [one for one in rejected.values() if one.required and one.limit]
+    numbered = [one for one in numbered if one.constraint == "memory"] or numbered
     if numbered:
         return min(numbered, key=lambda one: (one.required or 0) / (one.limit or 1))
     return next(iter(rejected.values()), None)
@@ -118,21 +117,21 @@ def _missed_target(best: Estimate, draft: Draft) -> str:
 
 
 def memory_rows(estimate: Estimate) -> tuple[MemoryRow, ...]:
-    """Return one bar per pipeline stage; devices of a stage hold the same."""
+    """Return one bar per device, or per pipeline stage where there are many devices."""
     answer = estimate.memory
     peaks = answer.per_stage_peak_bytes or (answer.per_device_peak_bytes,)
+    devices = estimate.cluster.num_devices if isinstance(estimate, PlannedStrategy) else 1
+    if len(peaks) == 1 and devices <= MAX_BARS:
+        labels = [f"GPU {at}" for at in range(devices)] if devices > 1 else ["Memory"]
+        peaks *= devices
+    else:
+        labels = [f"Stage {at}" for at in range(len(peaks))] if len(peaks) > 1 else ["Each"]
     rows = []
-    for stage, peak in enumerate(peaks[:MAX_BARS]):
+    for label, peak in list(zip(labels, peaks, strict=True))[:MAX_BARS]:
         share = peak / max(1, answer.per_device_peak_bytes)
         parts = {name: size * share for name, size in answer.breakdown_bytes.items()}
-        label = f"Stage {stage}" if len(peaks) > 1 else _device_label(estimate)
         rows.append(memory_row(label, parts, answer.capacity_bytes))
     return tuple(rows)
-
-
-def _device_label(estimate: Estimate) -> str:
-    devices = estimate.cluster.num_devices if isinstance(estimate, PlannedStrategy) else 1
-    return "Memory" if devices == 1 else f"{devices} {units.TIMES}"
 
 
 def estimate_figures(estimate: Estimate, draft: Draft, plan_url: str = "") -> list[Figure]:
@@ -247,3 +246,11 @@ def suggestion_effect(suggestion: Suggestion) -> str:
     rate = suggestion.estimate.performance.tokens_per_second
     speed = f", {quantity(rate, 'tokens_per_second')}" if rate else ""
     return f"fits, {memory(max(0, spare))} to spare{speed}"
+
+
+def suggestion_chips(answer: PlanAnswer) -> list[tuple[int, str, str]]:
+    """Return each suggestion's number, title and effect."""
+    return [
+        (at, capitalised(one.title), suggestion_effect(one))
+        for at, one in enumerate(answer.suggestions)
+    ]

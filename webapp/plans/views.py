@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 from django.contrib import messages
-from django.contrib.auth.models import User
 from django.core.paginator import Paginator
 from django.db.models import Count, Q
 from django.http import Http404, HttpRequest, HttpResponse
@@ -15,15 +14,15 @@ from django.views.decorators.http import require_GET, require_POST
 from planner.specs.plan import PlanAnswer
 from webapp.accounts.roles import visible_or_404
 from webapp.core.problems import Problem
-from webapp.plans.access import changeable_plan
+from webapp.plans.access import changeable_plan, signed_in
 from webapp.plans.alternatives import columns_for, comparison, frontier_of, rejections
 from webapp.plans.errors import DraftProblem
-from webapp.plans.explanation import explain
+from webapp.plans.explanation import explain, main_lines
 from webapp.plans.history import jobs_of, measured_of
 from webapp.plans.launching import launch_of, plan_launch
 from webapp.plans.models import Plan, PlanState
 from webapp.plans.planning import current_answer, is_outdated, plan_compute, plan_keep
-from webapp.plans.verdict import problem_verdict, verdict_of
+from webapp.plans.verdict import problem_verdict, suggestion_chips, verdict_of
 from webapp.plans.words import workload_words
 
 PAGE_SIZE = 50
@@ -96,15 +95,14 @@ def _tab(plan: Plan, slug: str, current: str) -> dict[str, Any]:
 
 
 def _summary(plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
-    terms = answer.plans[0].terms if answer.plans else ()
-    bound = answer.plans[0].bound_by if answer.plans else ""
-    groups = explain(answer.plans[0]) if terms else []
     return {
         "frontier": frontier_of(answer, plan.draft),
         "columns": columns_for(plan.draft),
         "comparison": comparison(answer, plan.draft),
-        "bound": bound,
-        "main_lines": [group.lines[-1] for group in groups if group.lines][:3],
+        "main_lines": main_lines(answer.plans[0]) if answer.plans else [],
+        "rejections": rejections(answer),
+        "chips": suggestion_chips(answer),
+        "slug": "review",
     }
 
 
@@ -156,9 +154,8 @@ def plan_launch_view(request: HttpRequest, plan_id: str) -> HttpResponse:
         plan_keep(plan, name)
         messages.success(request, "The plan is saved.")
         return redirect("plan-detail", plan.pk)
-    by = User.objects.get(pk=request.user.pk)
     try:
-        job = plan_launch(plan=plan, by=by, name=name)
+        job = plan_launch(plan=plan, by=signed_in(request), name=name)
     except (DraftProblem, Problem) as problem:
         messages.error(request, str(problem))
         return redirect("plan-step", plan.pk, "review")

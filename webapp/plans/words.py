@@ -3,7 +3,7 @@
 from typing import Any
 
 from planner.specs.strategy import Strategy
-from webapp.core.units import TIMES, number
+from webapp.core.units import TIMES, whole
 from webapp.modelhub.demo import DEMO_NAME
 
 GOAL_WORDS = {
@@ -50,6 +50,11 @@ PARALLEL_NAMES = (
     ("context_parallel_size", "context parallel"),
 )
 Draft = dict[str, Any]
+
+
+def capitalised(text: str) -> str:
+    """Return a text with a capital first letter, the rest as it is."""
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def dtype_words(dtype: str | None) -> str:
@@ -125,7 +130,7 @@ def workload_words(draft: Draft) -> str:
     values = draft["workload"][goal]
     if goal == "serve":
         tokens = values["input_tokens"] + values["output_tokens"]
-        return f"{values['concurrency']} people · {number(tokens)} tokens each"
+        return f"{values['concurrency']} people · {whole(tokens)} tokens each"
     if goal == "generate":
         return f"batch of {values['batch_size']}"
     if goal == "compress":

@@ -4,14 +4,14 @@ from typing import Any
 
 from django.contrib.auth.models import User
 
+from planner.catalog.devices import get_device
+from planner.errors import PlannerError
 from webapp.accounts.models import Team
 from webapp.hosts.models import Host, HostState
 from webapp.jobs.models import Job, JobState
 from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan, PlanState
 from webapp.wizard.defaults import Draft, demo_draft, quantize_draft, serve_draft
-
-PINNED = "pins."
 
 
 def first_host(team: Team) -> Host | None:
@@ -43,33 +43,43 @@ def _first_draft(team: Team, preset: str, model: TeamModel | None) -> Draft:
 
 
 def suggestion_apply(draft: Draft, changes: dict[str, Any]) -> list[str]:
-    """Change a draft as a suggestion says and return what could not be changed by name."""
+    """Change a draft as a suggestion says and return what the draft has no place for."""
+    appliers = {"workload": _apply_workload, "pins": _apply_pins, "cluster": _apply_cluster}
     left = []
     for name, value in changes.items():
-        part, _, rest = name.partition(".")
-        if isinstance(value, dict) and not rest:
-            left += suggestion_apply(draft, {f"{part}.{key}": one for key, one in value.items()})
-        elif not _change(draft, part, rest, value):
-            left.append(name)
+        apply = appliers.get(name)
+        left += apply(draft, value) if apply else [name]
     draft["is_touched"] = True
     return left
 
 
-def _change(draft: Draft, part: str, name: str, value: Any) -> bool:  # noqa: ANN401 -- JSON
-    """Change one field of a draft; return whether it has such a field."""
-    if part in {"strategy", "pins"}:
-        draft["pins"][name] = value
-        return True
-    if part == "workload":
-        values = draft["workload"][draft["goal"]["goal"]]
-        if name in values:
+def _apply_workload(draft: Draft, workload: dict[str, Any]) -> list[str]:
+    """Take over the fields that the goal's own form has."""
+    values = draft["workload"][draft["goal"]["goal"]]
+    for name, value in workload.items():
+        if name in values and value is not None:
             values[name] = value
-            return True
-        return False
-    if part == "cluster" and name in draft["hardware"]:
-        draft["hardware"] |= {"choice": "catalog", name: value}
-        return True
-    if part == "model" and isinstance(value, str):
-        draft["model"] |= {"source": "catalog", "catalog_id": value}
-        return True
-    return False
+    method = workload.get("method")
+    return [f"method {method}"] if method not in {None, "pretrain", values.get("method")} else []
+
+
+def _apply_pins(draft: Draft, pins: dict[str, Any]) -> list[str]:
+    draft["pins"] = pins
+    return []
+
+
+def _apply_cluster(draft: Draft, cluster: dict[str, Any]) -> list[str]:
+    """Choose catalog hardware; a host cannot be made larger, only thought of as larger."""
+    device = cluster["device"]
+    name = device if isinstance(device, str) else str(device.get("id"))
+    try:
+        known = get_device(name).id
+    except PlannerError:
+        return [f"device {name}"]
+    draft["hardware"] |= {
+        "choice": "catalog",
+        "device": known,
+        "devices_per_node": cluster.get("devices_per_node", 1),
+        "nodes": cluster.get("nodes", 1),
+    }
+    return []

@@ -77,7 +77,7 @@ def parse_config(text: str) -> dict[str, Any]:
     return config
 
 
-def read_upload(upload: UploadedFile | None) -> dict[str, Any]:
+def read_upload(upload: UploadedFile[Any] | None) -> dict[str, Any]:
     """Return the object in an uploaded ``config.json``, or nothing without an upload."""
     if upload is None:
         return {}

@@ -7,7 +7,7 @@ from django.urls import reverse
 from planner.catalog.devices import get_device
 from planner.errors import PlannerError
 from planner.specs.model import ModelSpec
-from webapp.core.units import bandwidth, gib, memory, number, parameters
+from webapp.core.units import bandwidth, memory, parameters, whole
 from webapp.hosts.contact import Contact, contact_of
 from webapp.hosts.models import Host
 from webapp.modelhub.shapes import catalog_shape, num_parameters
@@ -15,7 +15,7 @@ from webapp.plans.errors import DraftProblem
 from webapp.plans.launching import launch_note
 from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer, plan_compute
-from webapp.plans.verdict import Verdict, problem_verdict, suggestion_effect, verdict_of
+from webapp.plans.verdict import problem_verdict, suggestion_chips, verdict_of
 from webapp.plans.words import plan_title
 from webapp.wizard.fields import model_ids
 from webapp.wizard.forms import GOAL_CHOICES, PinsForm, StepForm
@@ -98,7 +98,7 @@ def _extras(plan: Plan, slug: str, options: Options, pins: PinsForm | None) -> P
 def shape_words(shape: ModelSpec) -> str:
     """Return a model's shape in one line."""
     heads = f"{shape.num_attention_heads} heads, {shape.num_key_value_heads} for keys and values"
-    context = f"{number(shape.max_position_embeddings)} tokens of context"
+    context = f"{whole(shape.max_position_embeddings)} tokens of context"
     layers = f"{shape.num_hidden_layers} layers"
     return f"{parameters(num_parameters(shape))} parameters · {layers} · {heads} · {context}"
 
@@ -116,21 +116,17 @@ def _host_choice(host: Host) -> HostChoice:
 
 def rail(plan: Plan, slug: str = "") -> Page:
     """Return what the right rail shows: the verdict and the changes that would help."""
-    verdict = verdict_for(plan)
-    chips = [
-        (index, suggestion.title, suggestion_effect(suggestion))
-        for index, suggestion in enumerate(verdict.suggestions)
-    ]
-    return {"plan": plan, "verdict": verdict, "chips": chips, "slug": slug, "price": _price(plan)}
-
-
-def verdict_for(plan: Plan) -> Verdict:
-    """Return the verdict on a draft, planned anew if it has no answer yet."""
+    page: Page = {"plan": plan, "slug": slug, "price": _price(plan)}
     try:
         answer = current_answer(plan)
     except DraftProblem as problem:
-        return problem_verdict(problem.sentence)
-    return verdict_of(answer, plan.draft, reverse("plan-tab", args=[plan.pk, "why"]))
+        return {**page, "verdict": problem_verdict(problem.sentence), "chips": []}
+    url = reverse("plan-tab", args=[plan.pk, "why"])
+    return {
+        **page,
+        "verdict": verdict_of(answer, plan.draft, url),
+        "chips": suggestion_chips(answer),
+    }
 
 
 def problem_rail(plan: Plan, page: Page) -> Page:
@@ -151,5 +147,5 @@ def _price(plan: Plan) -> str:
     except PlannerError:
         return ""
     if device.price_usd_per_hour is None:
-        return f"{device.name or device.id}, {gib(device.memory_bytes)} GiB · no price is known"
+        return ""
     return f"${device.price_usd_per_hour:g} an hour · {device.source or 'catalog'}"

@@ -46,7 +46,6 @@ STEPS = (
     Step("review", "Review", "Is this what you want?"),
 )
 SLUGS = tuple(step.slug for step in STEPS)
-DEFAULT_PINS = "pins"
 
 
 @dataclass(frozen=True)
@@ -108,9 +107,17 @@ def store(slug: str, draft: Draft, values: Mapping[str, Any]) -> None:
     """Put a step's cleaned values into the draft; other goals' workloads stay as they are."""
     if slug == "workload":
         draft["workload"][draft["goal"]["goal"]].update(values)
+    elif slug == "pins":
+        draft["pins"] = _kept_pins(draft["pins"], values)
     else:
         draft[slug].update(values)
     draft["is_touched"] = True
+
+
+def _kept_pins(old: Draft, new: Mapping[str, Any]) -> Draft:
+    """Return the pins of the form; what a suggestion pinned beside them stays with the weights."""
+    is_same = old.get("weight_dtype") == new.get("weight_dtype")
+    return {**(old if is_same else {}), **new}
 
 
 def neighbours(slug: str) -> tuple[Step | None, Step | None]:

@@ -1,7 +1,6 @@
 """The wizard: each step a page that works as a plain form; htmx only refreshes the rail."""
 
 from django.contrib import messages
-from django.contrib.auth.models import User
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
@@ -9,7 +8,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from webapp.accounts.models import Role
 from webapp.accounts.roles import current_team, require_role, visible_or_404
 from webapp.modelhub.models import TeamModel
-from webapp.plans.access import changeable_plan
+from webapp.plans.access import changeable_plan, signed_in
 from webapp.plans.errors import DraftProblem
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute, stored_answer
@@ -27,8 +26,8 @@ def plan_new(request: HttpRequest) -> HttpResponse:
     preset, model = request.GET.get("preset", ""), None
     if wanted := request.GET.get("model"):
         model = visible_or_404(TeamModel, request.user, pk=wanted)
-    owner = User.objects.get(pk=request.user.pk)
-    plan = draft_begin(team=current_team(request), owner=owner, preset=preset, model=model)
+    team, owner = current_team(request), signed_in(request)
+    plan = draft_begin(team=team, owner=owner, preset=preset, model=model)
     return redirect("plan-step", plan.pk, "review" if preset in {"demo", "quantize"} else "goal")
 
 

@@ -61,7 +61,7 @@ def parameters(value: Number) -> str:
 @register.filter
 def count(value: Number) -> str:
     """Return a whole number with thin separators."""
-    return NOTHING if value is None else f"{value:,.0f}".replace(",", units.THIN)
+    return NOTHING if value is None else units.whole(value)
 
 
 @register.filter
