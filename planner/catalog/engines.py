@@ -31,6 +31,8 @@ class Engine(Spec):
     collective_latency_s: float
     op_overhead_s: float
     ops_per_layer: float = 0.0
+    dequantise_ops: dict[Dtype, float] = Field(default_factory=dict)
+    matvec_efficiency: dict[Dtype, float] = Field(default_factory=dict)
     layer_overhead_s: float = 0.0
     request_overhead_s: float = 0.0
     step_overhead_s: float = 0.0

@@ -9,8 +9,10 @@ from planner.cost.quantity import Quantity
 from planner.specs.model import ModelSpec
 
 KORTHIKANTI = "Korthikanti et al. 2022, arXiv:2205.05198, section 4, by element instead of byte"
-# Residual-sized tensors kept per layer: input and output of both norms.
+# Residual-sized tensors kept per layer: input and output of both norms; eager norms also keep
+# their input in fp32 and the normalised value.
 HIDDEN_TENSORS = 4
+EAGER_HIDDEN_TENSORS = 8
 # Feed-forward tensors kept: gate, up, activation and their product, or input and output.
 GATED_FFN_TENSORS = 4
 PLAIN_FFN_TENSORS = 2
@@ -23,38 +25,39 @@ FP32_BYTES = 4
 
 
 @equation(
-    "e = 4 · h/s + ((2a + 2k) · d + c_f · f) / t",
-    unit="elements",
+    "A_1 = h_kept/s · B_h + (w_attention + w_ffn)/t · B",
+    unit="B",
     symbols={
-        "hidden_size": "h",
+        "hidden_width": "h_kept",
         "sequence_ranks": "s",
-        "attention_width": "(2a + 2k) · d",
-        "feed_forward_width": "c_f · f",
+        "hidden_bytes_per_element": "B_h",
+        "inner_width": "w_attention + w_ffn",
         "tensor_parallel_size": "t",
+        "inner_bytes_per_element": "B",
     },
     source=KORTHIKANTI,
 )
-def kept_elements(
+def kept_token_bytes(
     *,
-    hidden_size: Quantity,
+    hidden_width: Quantity,
     sequence_ranks: Quantity,
-    attention_width: Quantity,
-    feed_forward_width: Quantity,
+    hidden_bytes_per_element: Quantity,
+    inner_width: Quantity,
     tensor_parallel_size: Quantity,
+    inner_bytes_per_element: Quantity,
 ) -> Quantity:
-    """Return the elements that one layer keeps per token for its backward pass."""
-    split = (attention_width + feed_forward_width) / tensor_parallel_size
-    return HIDDEN_TENSORS * hidden_size / sequence_ranks + split
+    """Return the bytes that one layer keeps per token for its backward pass."""
+    residual = hidden_width / sequence_ranks * hidden_bytes_per_element
+    return residual + inner_width / tensor_parallel_size * inner_bytes_per_element
 
 
 @equation(
-    "A = T · L · e · B · in_flight",
+    "A = T · L · A_1 · in_flight",
     unit="B",
     symbols={
         "num_tokens": "T",
         "num_layers": "L",
-        "elements": "e",
-        "bytes_per_element": "B",
+        "token_bytes": "A_1",
         "in_flight": "in_flight",
     },
     source=KORTHIKANTI,
@@ -63,12 +66,11 @@ def kept_activation_bytes(
     *,
     num_tokens: Quantity,
     num_layers: Quantity,
-    elements: Quantity,
-    bytes_per_element: Quantity,
+    token_bytes: Quantity,
     in_flight: Quantity = 1.0,
 ) -> Quantity:
     """Return the bytes that a stage keeps of the micro-batches that it has in flight."""
-    return num_tokens * num_layers * elements * bytes_per_element * in_flight
+    return num_tokens * num_layers * token_bytes * in_flight
 
 
 @equation(
@@ -147,6 +149,11 @@ def inference_activation_bytes(
 def attention_width(model: ModelSpec) -> int:
     """Return the elements per token of queries, keys, values and the attention's output."""
     return 2 * (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
+
+
+def eager_attention_width(model: ModelSpec) -> int:
+    """Return the same for eager kernels: repeated KV heads, and the output twice."""
+    return 5 * model.num_attention_heads * model.head_dim
 
 
 def feed_forward_width(model: ModelSpec) -> int:

@@ -151,7 +151,7 @@ def _times(
         setting.line(GROUP, "Reading and writing weights", "memory_bandwidth", "stream"),
         moved_bytes=moved,
         memory_bytes_per_s=rates.memory_bytes_per_s,
-        memory_efficiency=rates.weight_efficiency,
+        memory_efficiency=rates.stream_efficiency,
     )
     disk = ledger.term(
         disk_seconds,

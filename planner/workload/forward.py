@@ -24,9 +24,12 @@ from planner.cost.weights import kv_heads_share, linear_parameters_per_rank
 from planner.workload.setting import Rates, Setting, rates_of
 
 REDUCES_PER_LAYER = 2  # after attention and after the feed-forward block
+LINEARS_PER_LAYER = 7  # query, key, value, output and three feed-forward matrices
 # Bytes that operators other than matrix products move, in elements per token and layer: eager
 # kernels write every intermediate result, fused ones only block boundaries.
 EAGER_HIDDEN_PASSES, EAGER_FFN_PASSES = 24, 5
+# An eager cache is read and written anew when a token is appended, then read by attention.
+EAGER_KV_PASSES = 3
 FUSED_HIDDEN_PASSES, FUSED_FFN_PASSES = 8, 3
 
 
@@ -74,7 +77,7 @@ def forward_pass(setting: Setting, ledger: Ledger, work: Pass) -> PassCost:
     elementwise = operators.elementwise()
     communication = operators.communication()
     issue, scheduling = operators.overhead()
-    parts = [linear, head, attention, elementwise]
+    parts = [operators.dequantise(), linear, head, attention, elementwise]
     seconds = sum(part.seconds for part in parts)
     if setting.engine.ops_per_layer and setting.device.kind != "cpu":
         # Kernels are issued ahead: only what the device cannot hide is waited for.
@@ -128,8 +131,32 @@ class _Operators:
             kv_share=kv_share,
             expert_ranks=expert_ranks,
         )
-        moved = float(stored) * self.setting.weight_element_bytes
+        moved = float(stored) * self._read_bytes_per_weight()
         return self._matmul("Linear layers", "linear", float(used), self.work.new_tokens, moved)
+
+    def _read_bytes_per_weight(self) -> float:
+        """Return the bytes that a product reads per weight: 16 bits after dequantising."""
+        setting = self.setting
+        if setting.weight_dtype in setting.engine.dequantise_ops:
+            return setting.plain_element_bytes
+        return setting.weight_element_bytes
+
+    def dequantise(self) -> _Part:
+        """Cost reading quantised weights and writing them in 16 bits before each product."""
+        setting = self.setting
+        if setting.weight_dtype not in setting.engine.dequantise_ops:
+            return _Part(0.0, is_compute=False)
+        each = setting.weight_element_bytes + setting.plain_element_bytes
+        seconds = self.ledger.term(
+            memory_seconds,
+            setting.line(
+                self.work.group, "Dequantising weights", "memory_bandwidth", "dequantise"
+            ),
+            moved_bytes=setting.counts.layer_linear / setting.layout.tensor * each,
+            memory_bytes_per_s=self.rates.memory_bytes_per_s,
+            memory_efficiency=self.rates.stream_efficiency,
+        )
+        return _Part(seconds, is_compute=False)
 
     def _experts_touched(self) -> float:
         """Return the share of the experts that this pass reads, when tokens spread evenly."""
@@ -184,7 +211,8 @@ class _Operators:
             num_layers=1,
             token_pairs=self.work.token_pairs,
         )
-        read = kv_cache_bytes(
+        passes = EAGER_KV_PASSES if self.setting.engine.ops_per_layer else 1
+        read = passes * kv_cache_bytes(
             num_kv_heads=model.num_key_value_heads,
             tensor_parallel_size=layout.tensor,
             head_dim=model.head_dim,
@@ -222,7 +250,7 @@ class _Operators:
             ),
             moved_bytes=moved,
             memory_bytes_per_s=self.rates.memory_bytes_per_s,
-            memory_efficiency=self.rates.weight_efficiency,
+            memory_efficiency=self.rates.stream_efficiency,
         )
         return _Part(seconds, is_compute=False)
 
@@ -271,7 +299,8 @@ class _Operators:
             overhead_seconds,
             self.setting.line(group, "Issuing operators", "overhead"),
             num_layers=self.setting.model.num_hidden_layers,
-            ops_per_layer=engine.ops_per_layer,
+            ops_per_layer=engine.ops_per_layer
+            + LINEARS_PER_LAYER * engine.dequantise_ops.get(self.setting.weight_dtype, 0.0),
             op_overhead_s=self.rates.op_overhead_s,
             layer_overhead_s=engine.layer_overhead_s,
         )

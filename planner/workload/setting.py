@@ -136,6 +136,7 @@ class Rates:
     compute_efficiency: float
     memory_bytes_per_s: float
     weight_efficiency: float
+    stream_efficiency: float
     kv_efficiency: float
     link_bytes_per_s: float
     inter_node_bytes_per_s: float
@@ -180,6 +181,11 @@ def rates_of(setting: Setting) -> Rates:
     weight_efficiency, kv_efficiency = engine.weight_read_efficiency, engine.kv_read_efficiency
     if setting.is_measured:
         efficiency = weight_efficiency = kv_efficiency = 1.0
+    stream_efficiency = weight_efficiency
+    if device.kind == "cpu":
+        weight_efficiency *= engine.matvec_efficiency.get(
+            unquantised_dtype(setting.weight_dtype), 1.0
+        )
     stream = device.weight_stream_bytes_per_second.get(setting.weight_dtype)
     if stream:
         weight_efficiency = stream / device.memory_bandwidth_bytes_per_second
@@ -195,6 +201,7 @@ def rates_of(setting: Setting) -> Rates:
         compute_efficiency=efficiency,
         memory_bytes_per_s=device.memory_bandwidth_bytes_per_second,
         weight_efficiency=weight_efficiency,
+        stream_efficiency=stream_efficiency,
         kv_efficiency=kv_efficiency,
         link_bytes_per_s=intra * engine.link_efficiency,
         inter_node_bytes_per_s=inter * engine.link_efficiency,

@@ -188,7 +188,7 @@ class _Step:
             ),
             moved_bytes=(moved + logits * 2 * element_bytes("fp32")) * passes,
             memory_bytes_per_s=self.rates.memory_bytes_per_s,
-            memory_efficiency=self.rates.weight_efficiency,
+            memory_efficiency=self.rates.stream_efficiency,
         )
 
     def _overhead(self, work_s: float) -> float:
@@ -269,5 +269,5 @@ class _Step:
             setting.line(GROUP, "Optimiser update", "memory_bandwidth", "update"),
             moved_bytes=self._trained_per_device() / shards * each,
             memory_bytes_per_s=self.rates.memory_bytes_per_s,
-            memory_efficiency=self.rates.weight_efficiency,
+            memory_efficiency=self.rates.stream_efficiency,
         )

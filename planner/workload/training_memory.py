@@ -1,10 +1,13 @@
 """What training holds on each device: weights, gradients, optimiser states, activations, loss."""
 
 from planner.cost.activations import (
+    EAGER_HIDDEN_TENSORS,
+    HIDDEN_TENSORS,
     attention_width,
+    eager_attention_width,
     feed_forward_width,
     kept_activation_bytes,
-    kept_elements,
+    kept_token_bytes,
     loss_bytes,
     score_bytes,
 )
@@ -109,7 +112,7 @@ class _Stage:
                 "gradients": self.gradients(),
                 "optimizer_states": 0.0 if setting.offload.optimizer != "none" else optimizer,
                 "activations": self.activations() * factor,
-                "buffers": self.gathered_weights(weights),
+                "buffers": self.gathered_weights(weights) + self.autocast_copies(),
                 "runtime_overhead": setting.engine.runtime_overhead_bytes * factor,
             }
         )
@@ -134,6 +137,19 @@ class _Stage:
         if shards <= 1:
             return 0.0
         return 2 * sharded * shards / max(1, self.layers)
+
+    def autocast_copies(self) -> float:
+        """Return the 16-bit copies of the weights that autocast makes for its products."""
+        narrower = self._kept_bytes() < self.setting.plain_element_bytes
+        if not narrower:
+            return 0.0
+        return self.ledger.term(
+            sharded_state_bytes,
+            self.setting.line(GROUP, "Autocast copies of the weights", key="buffers"),
+            parameters=self._trained(),
+            bytes_per_element=self._kept_bytes(),
+            shards=1.0,
+        )
 
     def _trained(self) -> float:
         """Return the trained parameters on one device of this stage, before ZeRO."""
@@ -185,49 +201,61 @@ class _Stage:
 
     def activations(self) -> float:
         """Return what the backward pass needs of the micro-batches in flight, and the loss."""
-        setting, strategy, model = self.setting, self.setting.strategy, self.setting.model
-        layout = setting.layout
-        micro = strategy.micro_batch_size or 1
-        tokens = float(micro * self.workload.sequence_length)
+        setting, strategy = self.setting, self.setting.strategy
+        tokens = float((strategy.micro_batch_size or 1) * self.workload.sequence_length)
         in_flight = pipeline_in_flight(
             strategy.pipeline_schedule or "1f1b",
             self.index,
-            layout.pipeline,
+            setting.layout.pipeline,
             strategy.gradient_accumulation_steps or 1,
         )
-        sequence_ranks = layout.tensor if strategy.sequence_parallel else 1
-        elements = self.ledger.term(
-            kept_elements,
-            setting.line(GROUP, "Kept elements per token and layer"),
-            hidden_size=model.hidden_size,
-            sequence_ranks=sequence_ranks,
-            attention_width=attention_width(model),
-            feed_forward_width=feed_forward_width(model),
-            tensor_parallel_size=layout.tensor,
-        )
+        each = self._token_bytes()
         scores = self._scores(tokens)
-        bytes_each = self._kept_bytes()
         if strategy.activation_recomputation == "full":
-            kept = self._kept(tokens, self.layers, model.hidden_size / sequence_ranks, in_flight)
-            working = tokens * elements * bytes_each + scores
-            return kept + working + self._loss(tokens)
-        kept = self._kept(tokens, self.layers, elements, in_flight)
+            checkpoint = setting.model.hidden_size * self._hidden_bytes() / self._sequence_ranks
+            kept = self._kept(tokens, checkpoint, in_flight)
+            return kept + tokens * each + scores + self._loss(tokens)
+        kept = self._kept(tokens, each, in_flight)
         if strategy.activation_recomputation == "selective":
             return kept + scores + self._loss(tokens)
         return kept + scores * self.layers * in_flight + self._loss(tokens)
+
+    @property
+    def _sequence_ranks(self) -> int:
+        return self.setting.layout.tensor if self.setting.strategy.sequence_parallel else 1
+
+    def _token_bytes(self) -> float:
+        """Return the bytes that one layer keeps per token."""
+        setting, model = self.setting, self.setting.model
+        eager = setting.engine.ops_per_layer > 0
+        attention = eager_attention_width(model) if eager else attention_width(model)
+        tensors = EAGER_HIDDEN_TENSORS if eager else HIDDEN_TENSORS
+        return self.ledger.term(
+            kept_token_bytes,
+            setting.line(GROUP, "Kept per token and layer"),
+            hidden_width=tensors * model.hidden_size,
+            sequence_ranks=self._sequence_ranks,
+            hidden_bytes_per_element=self._hidden_bytes(),
+            inner_width=attention + feed_forward_width(model),
+            tensor_parallel_size=setting.layout.tensor,
+            inner_bytes_per_element=self._kept_bytes(),
+        )
+
+    def _hidden_bytes(self) -> float:
+        """Return the bytes of a residual element: autocast leaves it as wide as the weights."""
+        return max(self._kept_bytes(), self.setting.plain_element_bytes)
 
     def _kept_bytes(self) -> float:
         dtype = self.setting.strategy.compute_dtype or "bf16"
         return element_bytes(dtype if dtype in WIDE else "bf16")
 
-    def _kept(self, tokens: float, layers: float, elements: float, in_flight: float) -> float:
+    def _kept(self, tokens: float, token_bytes: float, in_flight: float) -> float:
         return self.ledger.term(
             kept_activation_bytes,
             self.setting.line(GROUP, "Activations", key="activations"),
             num_tokens=tokens,
-            num_layers=layers,
-            elements=elements,
-            bytes_per_element=self._kept_bytes(),
+            num_layers=self.layers,
+            token_bytes=token_bytes,
             in_flight=in_flight,
         )
 
