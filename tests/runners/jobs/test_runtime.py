@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from runners.jobs.runtime import BadInputError, num_threads, open_job
+from runners.jobs.runtime import BadInputError, num_threads, open_job, run_job
 from runners.jobspec import BenchmarkSpec
 from tests.runners.jobs.harness import TINY, tiny_training
 
@@ -61,17 +61,16 @@ def test_threads_follow_the_environment_or_else_the_cores(monkeypatch, configure
     assert num_threads() == (expected or len(os.sched_getaffinity(0)))
 
 
-def test_a_missing_argument_ends_with_usage_and_exit_3(host):
-    done = subprocess.run(
-        [sys.executable, "-m", "runners.jobs.benchmark"],
-        env=host.environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_a_missing_argument_ends_with_usage_and_exit_3(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["benchmark"])
 
-    assert done.returncode == 3
-    assert done.stderr == "BAD_INPUT: usage: python -m runners.jobs.benchmark ATTEMPT_DIR\n"
+    with pytest.raises(SystemExit) as ended:
+        run_job("benchmark", lambda _job: None)
+
+    assert ended.value.code == 3
+    assert capsys.readouterr().err == (
+        "BAD_INPUT: usage: python -m runners.jobs.benchmark ATTEMPT_DIR\n"
+    )
 
 
 def test_importing_the_package_puts_the_libraries_offline():

@@ -5,9 +5,11 @@ import signal
 
 import pytest
 
-from runners.jobspec import ArtefactModel, FolderModel
+from runners.jobs import train
+from runners.jobs.runtime import BadInputError
+from runners.jobspec import ArtefactModel, BenchmarkSpec, FolderModel, RandomModel
 from runners.messages import ArtefactBody, MetricPoint, ProgressBody, ResultBody
-from tests.runners.jobs.harness import tiny_training, wait_until
+from tests.runners.jobs.harness import TINY, TINY_CONFIG, tiny_training, wait_until
 
 LONG = {"max_steps": 100_000, "checkpoint_every_seconds": 0.2}
 
@@ -116,11 +118,34 @@ def test_a_stop_saves_a_checkpoint_and_ends_by_the_signal(host, trained):
 
 
 def test_it_continues_from_the_model_of_an_earlier_attempt(host, trained_model, trained):
-    more = host.run("more", tiny_training(model=trained_model, learning_rate=1e-3, max_steps=20))
+    spec = tiny_training(model=trained_model, learning_rate=1e-3, max_steps=20)
 
-    assert more.returncode == 0, more.stderr
+    more = host.run_here("more", spec, train.work)
+
     assert more.measured["perplexity"] < trained.measured["perplexity"] * 1.02
     assert more.metric("loss")[0] < trained.metric("loss")[0]
+
+
+@pytest.mark.parametrize("model", [RandomModel(config=TINY_CONFIG), TINY], ids=lambda m: m.source)
+def test_a_spec_of_another_kind_never_trains(make_job, model):
+    job = make_job(BenchmarkSpec(model=model))
+
+    with pytest.raises(BadInputError, match="'benchmark' is not 'train'"):
+        train.work(job)
+
+
+def test_random_weights_without_a_tokenizer_do_not_train(make_job):
+    job = make_job(tiny_training(model=RandomModel(config=TINY_CONFIG)))
+
+    with pytest.raises(BadInputError, match="choose the demo model"):
+        train.work(job)
+
+
+def test_quantised_weights_do_not_train(make_job, int8):
+    job = make_job(tiny_training(model=ArtefactModel(attempt_id="int8")))
+
+    with pytest.raises(BadInputError, match="quantised weights, which do not train"):
+        train.work(job)
 
 
 def test_an_absent_model_ends_with_one_clear_sentence(host):
@@ -129,11 +154,3 @@ def test_an_absent_model_ends_with_one_clear_sentence(host):
     assert missing.returncode == 3
     assert missing.stderr.count("\n") == 1
     assert missing.stderr.startswith("MODEL_OR_DATA_MISSING: no model folder ")
-
-
-def test_an_absent_artefact_is_missing_too(host):
-    model = ArtefactModel(attempt_id="never")
-
-    missing = host.run("missing2", tiny_training(model=model))
-
-    assert missing.stderr.startswith("MODEL_OR_DATA_MISSING: ")
