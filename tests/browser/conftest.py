@@ -1,0 +1,72 @@
+"""A real product and a real browser: one of each per session, one page per test."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from tests.browser.driving import WATCH_POLICY, Recorder, log_in
+from tests.stack import Stack
+from webapp.boot.tools import find_chromium
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory) -> Iterator[Stack]:
+    """The product with a demo of a quarter of a minute."""
+    with Stack(tmp_path_factory.mktemp("stack"), demo_seconds=15) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def finished_job(stack) -> str:
+    """The id of a demo job that ended well."""
+    client = stack.client("alice")
+    job_id = client.launch_demo()
+    client.wait_for_state(job_id, "succeeded", timeout_s=240)
+    return job_id
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(
+            executable_path=find_chromium(), args=["--no-sandbox", "--disable-gpu"]
+        )
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def new_page(browser, stack) -> Iterator[Callable[..., Page]]:
+    """Make a page that is logged in and records what it should not do."""
+    contexts: list[BrowserContext] = []
+
+    def make(user: str = "alice", **options: Any) -> Page:
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+        context.add_init_script(WATCH_POLICY)
+        contexts.append(context)
+        page = context.new_page()
+        log_in(page, stack.base_url, user)
+        return page
+
+    yield make
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture
+def page(new_page) -> Page:
+    return new_page()
+
+
+@pytest.fixture
+def recorder(page, stack) -> Recorder:
+    """What the page asked for and which policies it broke."""
+    return Recorder(page, stack.base_url)
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    return (Path(__file__).parent / "vendor" / "axe.min.js").read_text()

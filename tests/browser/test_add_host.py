@@ -1,0 +1,38 @@
+"""Adding a host by hand: the form, the command, the check-list that ticks by itself."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.stack import ROOT
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+
+@pytest.fixture
+def added(new_page, stack, tmp_path):
+    """The check page of a host whose command was run, and the process of its agent."""
+    page = new_page("olga")
+    page.goto(f"{stack.base_url}/hosts/add/")
+    page.get_by_label("Name").fill("Second box")
+    page.get_by_role("button", name="Make the command").click()
+    command = page.inner_text("#enroll-command")
+    token = re.search(r"--token (\S+)", command)[1]
+    stack.run("-m", "runners", "enroll", "--server", stack.base_url, "--token", token,
+              "--dir", str(tmp_path))  # fmt: skip
+    agent = subprocess.Popen(
+        [sys.executable, "-m", "runners", "work", "--dir", str(tmp_path)],
+        cwd=ROOT, env=stack.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    yield page
+    agent.terminate()
+    agent.wait(20)
+
+
+def test_the_check_list_ticks_until_the_host_is_ready(added):
+    expect(added.get_by_role("heading", level=1)).to_contain_text("Ready", timeout=90_000)
+    assert added.locator(".checklist li.good").count() == 8
+    expect(added.get_by_role("link", name=re.compile("Run the demo on"))).to_be_visible()

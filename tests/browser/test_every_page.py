@@ -1,0 +1,53 @@
+"""Every page, light and dark, wide and narrow: accessible, within its policy, at home."""
+
+import pytest
+
+from tests.browser.driving import Recorder, violations
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+SIZES = {"wide": (1280, 800), "phone": (390, 844)}
+PATHS = {
+    "home": "/",
+    "plans": "/plans/",
+    "jobs": "/jobs/",
+    "hosts": "/hosts/",
+    "host": "/hosts/this-machine/",
+    "add host": "/hosts/add/",
+    "models": "/models/",
+    "techniques": "/techniques/",
+    "docs": "/docs/",
+    "missing": "/nowhere/",
+    "job": "/jobs/{job}/",
+    "job metrics": "/jobs/{job}/metrics/",
+    "job logs": "/jobs/{job}/logs/",
+    "job events": "/jobs/{job}/events/",
+    "job config": "/jobs/{job}/config/",
+    "job artefacts": "/jobs/{job}/artefacts/",
+    "wizard": "/plans/new/?preset=demo",
+}
+
+
+@pytest.fixture(params=["light", "dark"])
+def theme(request):
+    return request.param
+
+
+@pytest.fixture(params=SIZES)
+def watched(request, new_page, theme, stack):
+    """A page of an operator in one size and theme, with its recorder."""
+    width, height = SIZES[request.param]
+    page = new_page("olga", viewport={"width": width, "height": height}, color_scheme=theme)
+    return page, Recorder(page, stack.base_url)
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_a_page_is_accessible_and_keeps_to_itself(name, watched, stack, finished_job, axe):
+    page, recorder = watched
+    page.goto(stack.base_url + PATHS[name].format(job=finished_job))
+    page.wait_for_load_state("load")
+    page.wait_for_timeout(250)
+    assert violations(page, axe) == []
+    assert recorder.broken == []
+    assert recorder.external == []
+    overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert page.evaluate(overflow) <= 0

@@ -1,0 +1,43 @@
+"""The main way through the product without any JavaScript."""
+
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.driving import launch, walk_to_review
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+
+@pytest.fixture
+def plain_page(new_page) -> Page:
+    return new_page(java_script_enabled=False)
+
+
+def test_the_wizard_leads_to_a_running_job(plain_page, stack):
+    walk_to_review(plain_page, stack.base_url)
+    job_id = launch(plain_page)
+    client = stack.client("alice")
+    client.wait_for_state(job_id, "running")
+    plain_page.reload()
+    expect(plain_page.locator("[data-state-now='running']")).to_be_visible()
+    client.post(f"/jobs/{job_id}/stop/", {})
+    client.wait_for_state(job_id, "stopped")
+
+
+def test_a_finished_job_shows_its_charts_as_pictures_and_tables(plain_page, stack, finished_job):
+    plain_page.goto(f"{stack.base_url}/jobs/{finished_job}/")
+    chart = plain_page.locator("[data-chart='tokens_per_second']")
+    expect(chart.locator("path.meas")).to_have_count(1)
+    expect(chart.locator("path.pred")).to_have_count(1)
+    chart.locator("summary").click()
+    expect(chart.locator("tbody tr").first).to_contain_text(re.compile(r"\d:\d\d"))
+
+
+def test_the_history_filters_by_its_form(plain_page, stack, finished_job):
+    plain_page.goto(f"{stack.base_url}/jobs/")
+    plain_page.get_by_label("State").select_option("succeeded")
+    plain_page.get_by_role("button", name="Filter").click()
+    assert "state=succeeded" in plain_page.url
+    expect(plain_page.locator(f"a[href='/jobs/{finished_job}/']").first).to_be_visible()
