@@ -2,6 +2,9 @@
 
 import io
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -64,3 +67,41 @@ def test_bench_measures_the_import_of_the_planner():
 def test_bench_refuses_an_unknown_name():
     with pytest.raises(CommandError, match="invalid choice: 'speed'"):
         call_command("bench", "speed")
+
+
+def test_prepare_says_that_a_named_database_cannot_be_reached(tmp_path):
+    named = {"DATABASE_URL": "postgresql://127.0.0.1:9/none", "SLIPWAY_DATA_DIR": str(tmp_path)}
+
+    done = subprocess.run(
+        [sys.executable, "manage.py", "prepare"],
+        cwd=vendor.ROOT,
+        env=os.environ | named,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    assert "CommandError: the database cannot be used" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_prepare_makes_the_databases_and_an_admin_once(tmp_path):
+    named = {"SLIPWAY_DATA_DIR": str(tmp_path)}
+    command = [sys.executable, "manage.py", "prepare"]
+
+    first, second = (
+        subprocess.run(
+            command,
+            cwd=vendor.ROOT,
+            env=os.environ | named,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        for _ in range(2)
+    )
+
+    assert "password: " in first.stdout
+    assert second.stdout == ""
+    assert (tmp_path / "metrics.sqlite3").exists()

@@ -4,7 +4,8 @@ from typing import Any
 
 from django.conf import settings
 from django.core.management import call_command
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, CommandError
+from django.db import OperationalError
 
 
 class Command(BaseCommand):
@@ -16,5 +17,11 @@ class Command(BaseCommand):
     def handle(self, *_arguments: Any, **_options: Any) -> None:
         """Do both in one process, because `up` waits for it before the first page."""
         for alias in settings.DATABASES:
-            call_command("migrate", database=alias, interactive=False, verbosity=0)
+            try:
+                call_command("migrate", database=alias, interactive=False, verbosity=0)
+            except OperationalError as error:
+                raise CommandError(
+                    f"the database cannot be used: {error}. Check that it runs, and DATABASE_URL "
+                    "(unset it for SQLite)."
+                ) from error
         call_command("ensure_admin", stdout=self.stdout)
