@@ -1,7 +1,10 @@
-"""What a job leaves behind when it ends well: measurements, and models to go on with."""
+"""What a job leaves behind when it ends well: measurements, factors, models to go on with."""
+
+from django.db import transaction
 
 from runners.reasons import Reason
 from webapp.hosts.models import Host
+from webapp.jobs.calibrate import recalibrate
 from webapp.jobs.measure import store_measurements
 from webapp.jobs.models import Attempt, Job
 from webapp.jobs.outputs import register_models
@@ -15,3 +18,4 @@ def job_finished(job: Job, attempt: Attempt) -> None:
     job.refresh_from_db()
     store_measurements(job, attempt, host)
     register_models(job, attempt)
+    transaction.on_commit(lambda: recalibrate(host), robust=True)

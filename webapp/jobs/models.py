@@ -49,6 +49,7 @@ class Job(TeamOwned):
     plan = models.ForeignKey(
         Plan, null=True, blank=True, on_delete=models.SET_NULL, related_name="jobs"
     )
+    plan_request = models.JSONField(default=dict, blank=True)  # the plan's, as it was launched
     estimate = models.JSONField(default=dict, blank=True)  # planner Estimate of this job
     prediction = models.JSONField(default=dict, blank=True)
     host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="jobs")

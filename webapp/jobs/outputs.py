@@ -2,8 +2,14 @@
 
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from runners.jobspec import ArtefactModel, DemoModel, JobSpec, RandomModel, TrainSpec
 from webapp.jobs.models import Artefact, Attempt, Job
+from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
+
+_SPEC: TypeAdapter[JobSpec] = TypeAdapter(JobSpec)
 
 
 def register_models(job: Job, attempt: Attempt) -> list[TeamModel]:
@@ -13,25 +19,60 @@ def register_models(job: Job, attempt: Attempt) -> list[TeamModel]:
 
 
 def _register(job: Job, attempt: Attempt, artefact: Artefact) -> TeamModel:
-    facts = dict(artefact.facts)
+    spec = _SPEC.validate_python(job.spec)
+    source = _source_model(job, spec)
+    measured = job.result.get("measured") or {}
+    known = source.num_parameters if source else 0
     model, _ = TeamModel.objects.update_or_create(
         attempt_id=attempt.pk,
         artefact_name=artefact.name,
         defaults={
             "team": job.team,
-            "name": _name(job, facts),
+            "name": _name(job, spec, source),
             "source": "job",
-            "config": facts.get("config") or {},
-            "num_parameters": int(facts.get("num_parameters") or 0),
+            "config": _config(job, spec, source),
+            "num_parameters": int(measured.get("parameters") or known),
             "host": attempt.host,
-            "weight_dtype": str(facts.get("weight_dtype") or ""),
-            "facts": {**facts, "measured": job.result.get("measured") or {}, "job": job.pk},
+            "weight_dtype": _dtype(spec),
+            "facts": {**artefact.facts, "measured": measured, "job": job.pk},
         },
     )
     return model
 
 
-def _name(job: Job, facts: dict[str, Any]) -> str:
-    base = job.model_name or job.name
-    dtype = facts.get("weight_dtype")
-    return f"{base} ({dtype})" if job.kind == "quantize" and dtype else base
+def _source_model(job: Job, spec: JobSpec) -> TeamModel | None:
+    """Return the team's model that the job began with, where it is one."""
+    if not isinstance(spec.model, ArtefactModel):
+        return None
+    return TeamModel.objects.filter(
+        team=job.team, attempt_id=spec.model.attempt_id, artefact_name=spec.model.name
+    ).first()
+
+
+def _config(job: Job, spec: JobSpec, source: TeamModel | None) -> dict[str, Any]:
+    """Return the config of the new model: that of the model that the job began with."""
+    if isinstance(spec.model, DemoModel):
+        return _trained_demo(spec.model, spec)
+    if isinstance(spec.model, RandomModel):
+        return dict(spec.model.config)
+    if source is not None:
+        return dict(source.config)
+    asked = job.plan_request.get("model")
+    return asked if isinstance(asked, dict) else {}
+
+
+def _trained_demo(model: DemoModel, spec: JobSpec) -> dict[str, Any]:
+    """Return the demo model's config; it knows no position beyond those that it was shown."""
+    positions = model.max_position_embeddings
+    if isinstance(spec, TrainSpec):
+        positions = min(positions, spec.sequence_length)
+    return {**demo_config(model), "max_position_embeddings": positions}
+
+
+def _dtype(spec: JobSpec) -> str:
+    return spec.compute_dtype if isinstance(spec, TrainSpec) else spec.weight_dtype
+
+
+def _name(job: Job, spec: JobSpec, source: TeamModel | None) -> str:
+    base = source.name if source else job.model_name or job.name
+    return base if isinstance(spec, TrainSpec) else f"{base}, {_dtype(spec)}"[:120]

@@ -1,0 +1,123 @@
+"""What a host's finished jobs say about it: the planner's factors for that host.
+
+Every figure is predicted again without the host's factors, so that factors never compound,
+and with today's planner, so that a better formula mends old measurements too.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import structlog
+from pydantic import TypeAdapter, ValidationError
+
+from planner.calibration import calibrate_host, measurements_of
+from planner.errors import PlannerError
+from planner.specs.calibration import HostCalibration
+from planner.specs.calibration import Measurement as PlannerMeasurement
+from planner.specs.estimate import EstimateRequest
+from planner.specs.plan import PlanRequest
+from planner.specs.strategy import Strategy
+from planner.specs.workload import GenerateWorkload, Workload
+from runners.jobspec import BenchmarkSpec, JobSpec, QuantizeSpec, TrainSpec
+from webapp.hosts.models import Host
+from webapp.jobs.models import Job, JobState, Measurement
+
+log = structlog.get_logger(__name__)
+MAX_JOBS = 50
+ORIGINAL_PREFIX = "original_"
+PLANNER_NAMES = {
+    "ttft_seconds": "ttft_seconds",
+    "tpot_seconds": "tpot_seconds",
+    "step_seconds": "step_seconds",
+    "peak_memory_bytes": "per_device_peak_bytes",
+}
+_SPEC: TypeAdapter[JobSpec] = TypeAdapter(JobSpec)
+
+
+class Question(NamedTuple):
+    """One thing that a job measured, as the planner would be asked about it."""
+
+    request: EstimateRequest
+    prefix: str
+
+
+def recalibrate(host: Host) -> HostCalibration:
+    """Compute the host's factors from its latest jobs, store them and return them."""
+    calibration = calibrate_host(
+        [found for job in _latest_jobs(host) for found in _measurements(job, host)]
+    )
+    Host.objects.filter(pk=host.pk).update(calibration=calibration.model_dump(mode="json"))
+    return calibration
+
+
+def _latest_jobs(host: Host) -> list[Job]:
+    jobs = Job.objects.filter(host=host, state=JobState.SUCCEEDED).exclude(plan_request={})
+    return list(jobs.order_by("-ended_at")[:MAX_JOBS])
+
+
+def _measurements(job: Job, host: Host) -> list[PlannerMeasurement]:
+    measured = _included(job)
+    try:
+        return [
+            found
+            for question in questions_of(job)
+            for found in measurements_of(
+                question.request,
+                _by_planner_names(measured, question.prefix),
+                host=host.slug,
+                measured_at=job.ended_at.date().isoformat() if job.ended_at else None,
+                job=job.pk,
+            )
+        ]
+    except (PlannerError, ValidationError) as error:
+        log.warning("job calibrates nothing", job=job.pk, why=str(error))
+        return []
+
+
+def _included(job: Job) -> dict[str, float]:
+    """Return what the job measured, without figures that an operator excluded."""
+    excluded = set(
+        Measurement.objects.filter(job=job, is_excluded=True).values_list("metric", flat=True)
+    )
+    measured = job.result.get("measured") or {}
+    return {name: value for name, value in measured.items() if name not in excluded}
+
+
+def _by_planner_names(measured: Mapping[str, float], prefix: str) -> dict[str, float]:
+    return {
+        theirs: measured[prefix + ours]
+        for ours, theirs in PLANNER_NAMES.items()
+        if prefix + ours in measured
+    }
+
+
+def questions_of(job: Job) -> Iterator[Question]:
+    """Yield what the planner would be asked about each phase that the job measured."""
+    request = PlanRequest.model_validate(job.plan_request)
+    strategy = Strategy.model_validate((job.estimate or {}).get("strategy") or {})
+    spec = _SPEC.validate_python(job.spec)
+    if isinstance(spec, TrainSpec):
+        yield Question(_ask(request, request.workload, strategy), "")
+    elif isinstance(spec, BenchmarkSpec):
+        yield Question(_ask(request, _generation(spec, spec.batch_size), strategy), "")
+    else:
+        for prefix, dtype in ((ORIGINAL_PREFIX, "bf16"), ("", spec.weight_dtype)):
+            stored = Strategy.model_validate({"weight_dtype": dtype})
+            yield Question(_ask(request, _generation(spec, 1), stored), prefix)
+
+
+def _generation(spec: BenchmarkSpec | QuantizeSpec, batch_size: int) -> GenerateWorkload:
+    return GenerateWorkload(
+        batch_size=batch_size, input_tokens=spec.prompt_tokens, output_tokens=spec.output_tokens
+    )
+
+
+def _ask(request: PlanRequest, workload: Workload, strategy: Strategy) -> EstimateRequest:
+    fields: dict[str, Any] = {
+        "model": request.model,
+        "cluster": request.cluster,
+        "workload": workload,
+        "strategy": strategy,
+        "engine": request.engine,
+    }
+    return EstimateRequest(**fields)
