@@ -29,7 +29,7 @@ from runners.jobs.memory import PeakMeter
 from runners.jobs.runtime import BadInputError, Job, MissingModelError, num_threads, run_job
 from runners.jobs.stages import Stages
 from runners.jobs.telemetry import gpu_telemetry
-from runners.jobspec import ArtefactModel, FolderModel, QuantizeSpec, WeightDtype
+from runners.jobspec import NF4_BLOCK, ArtefactModel, FolderModel, QuantizeSpec, WeightDtype
 
 ORIGINAL = "Measuring the original"
 QUANTISING = "Quantising and saving"
@@ -176,8 +176,16 @@ def _ratio(after: Assessment, original: Assessment) -> dict[str, float]:
     }
 
 
+def group_size_note(spec: QuantizeSpec) -> dict[str, str]:
+    """Return a note when int4 was asked for in blocks that nf4 does not have."""
+    if spec.weight_dtype != "int4" or spec.group_size == NF4_BLOCK:
+        return {}
+    return {"group_size": f"nf4 has blocks of {NF4_BLOCK} weights; {spec.group_size} was asked"}
+
+
 def _notes(spec: QuantizeSpec, after: Assessment) -> dict[str, str]:
     return {
+        **group_size_note(spec),
         **after.notes(),
         "weight_dtype": HOW_QUANTISED.get(spec.weight_dtype, "plain bf16 weights"),
         "original": "the model as bf16, the dtype that stays around int8 and int4 matrices",

@@ -26,11 +26,6 @@ def test_training_without_an_end_is_refused_with_the_way_out():
         TrainSpec(max_steps=None, time_budget_seconds=None)
 
 
-def test_int4_in_blocks_that_the_library_lacks_is_refused():
-    with pytest.raises(ValidationError, match="group_size=32: int4 is nf4, whose blocks are 64"):
-        QuantizeSpec(model=MODEL, weight_dtype="int4", group_size=32)
-
-
 def test_the_demo_model_is_small_enough_for_two_minutes():
     demo = TrainSpec().model
     attention = demo.hidden_size**2 * (2 + 2 * demo.num_key_value_heads / demo.num_attention_heads)

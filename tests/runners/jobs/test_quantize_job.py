@@ -8,7 +8,7 @@ import torch
 from runners.jobs.artefacts import file_sha256
 from runners.jobs.evaluation import Perplexity, evaluate
 from runners.jobs.loading import load_folder, load_tokenizer
-from runners.jobs.quantize import ReloadError, check_reload, source_folder
+from runners.jobs.quantize import ReloadError, check_reload, group_size_note, source_folder
 from runners.jobs.runtime import BadInputError, MissingModelError
 from runners.jobspec import ArtefactModel, QuantizeSpec, RandomModel
 from runners.messages import ArtefactBody, ResultBody
@@ -119,6 +119,18 @@ def test_int4_and_int8_say_what_they_are(finished, name):
     notes = finished.bodies("result")[0]["notes"]
 
     assert {"int8": "torchao Int8", "int4": "bitsandbytes nf4"}[name] in notes["weight_dtype"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "group_size", "expected"),
+    [("int4", 64, {}), ("int8", 32, {}), ("int4", 32, {"group_size": "nf4 has blocks of 64"})],
+)
+def test_a_group_size_that_nf4_lacks_is_noted(dtype, group_size, expected):
+    model = ArtefactModel(attempt_id="a1")
+
+    notes = group_size_note(QuantizeSpec(model=model, weight_dtype=dtype, group_size=group_size))
+
+    assert {name: text[:20] for name, text in notes.items()} == expected
 
 
 @pytest.mark.parametrize("model", [TINY, RandomModel(config=TINY_CONFIG)], ids=lambda m: m.source)
