@@ -97,6 +97,7 @@ class Hub:
         self._ring: deque[Frame] = deque()
         self._last: StreamId | None = None
         self._floor: StreamId | None = None  # every frame after it lies in the ring
+        self.is_reading = asyncio.Event()  # it knows where the stream ends
         self._is_stale = False
         self._is_closing = False
         self._reader: asyncio.Task[None] | None = None
@@ -157,6 +158,7 @@ class Hub:
         if self._last is None:
             newest = await client.xrevrange(STREAM, count=1)
             self._last = self._floor = parse_id(str(newest[0][0])) if newest else (0, 0)
+            self.is_reading.set()
         start = "{}-{}".format(*(self._last or (0, 0)))
         reply = await client.xread({STREAM: start}, count=COUNT, block=BLOCK_MS)
         self._is_stale = False

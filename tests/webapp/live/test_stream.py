@@ -1,0 +1,184 @@
+"""The ASGI branch, spoken to as a server does."""
+
+import asyncio
+
+import pytest
+import pytest_asyncio
+from django.core.signing import BadSignature, TimestampSigner
+
+from webapp import asgi
+from webapp.live import stream
+from webapp.live.hub import BYE
+from webapp.live.publish import publish
+from webapp.live.tickets import SALT, read_ticket
+
+pytestmark = [pytest.mark.usefixtures("redis_server"), pytest.mark.asyncio]
+
+
+def ticket(*topics: str, user: int = 1) -> str:
+    return TimestampSigner(salt=SALT).sign_object({"u": user, "t": list(topics)})
+
+
+class Browser:
+    """One connection: reads what the branch sends, and may hang up."""
+
+    def __init__(self, query: str, headers: tuple = ()) -> None:
+        self.scope = {
+            "type": "http",
+            "path": "/live/",
+            "query_string": query.encode(),
+            "headers": list(headers),
+        }
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        self.is_over = False
+        self._body = b""
+        self._news = asyncio.Event()
+        self._gone = asyncio.Event()
+        self.task = asyncio.create_task(asgi.application(self.scope, self._receive, self._send))
+
+    async def _receive(self) -> dict:
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: dict) -> None:
+        if message["type"] == "http.response.start":
+            self.status, self.headers = message["status"], dict(message["headers"])
+        else:
+            self._body += message["body"]
+            self.is_over = not message.get("more_body", False)
+        self._news.set()
+
+    async def until(self, text: bytes) -> bytes:
+        async with asyncio.timeout(5):
+            while text not in self._body:
+                self._news.clear()
+                await self._news.wait()
+        return self._body
+
+    async def hang_up(self) -> None:
+        self._gone.set()
+        async with asyncio.timeout(5):
+            await self.task
+
+
+async def listening(*topics: str) -> Browser:
+    browser = Browser(f"ticket={ticket(*topics)}")
+    await browser.until(b"retry: 3000")
+    async with asyncio.timeout(5):
+        await stream.hub_of_this_loop().is_reading.wait()
+    return browser
+
+
+@pytest_asyncio.fixture(autouse=True)
+async def _close_hub():
+    yield
+    stream.hub_of_this_loop().close()
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("query", ["", "ticket=", "ticket=forged", "ticket=a:b:c"])
+async def test_without_a_good_ticket_nothing_is_told(query):
+    browser = Browser(query)
+    body = await browser.until(b"ticket_refused")
+    assert (browser.status, browser.is_over) == (401, True)
+    assert b"Load the page again" in body
+    await browser.hang_up()
+
+
+async def test_a_ticket_older_than_an_hour_is_refused(monkeypatch):
+    old = ticket("job:1")
+    monkeypatch.setattr("webapp.live.tickets.LIFETIME_SECONDS", -1)
+    with pytest.raises(BadSignature):
+        read_ticket(old)
+
+
+async def test_the_answer_is_an_unbuffered_event_stream():
+    browser = await listening("job:1")
+    assert browser.status == 200
+    assert browser.headers[b"content-type"].startswith(b"text/event-stream")
+    assert browser.headers[b"cache-control"] == b"no-store"
+    assert browser.headers[b"x-accel-buffering"] == b"no"
+    await browser.hang_up()
+
+
+async def test_what_is_published_arrives():
+    browser = await listening("job:1")
+    await asyncio.to_thread(publish, "job:1", "job.state", {"state": "running"})
+    body = await browser.until(b'"running"')
+    assert b'event: job.state\ndata: {"state":"running"}\n\n' in body
+    await browser.hang_up()
+
+
+async def test_a_quiet_stream_is_kept_open_with_pings(monkeypatch):
+    monkeypatch.setattr(stream, "PING_SECONDS", 0.05)
+    browser = await listening("job:1")
+    await browser.until(b": ping\n\n")
+    await browser.hang_up()
+
+
+async def test_a_stream_resumes_after_its_last_id():
+    browser = await listening("job:1")
+    await asyncio.to_thread(publish, "job:1", "job.progress", {"n": 1})
+    body = await browser.until(b'"n":1')
+    last_id = body.split(b"id: ")[1].split(b"\n")[0]
+    await browser.hang_up()
+    await asyncio.to_thread(publish, "job:1", "job.progress", {"n": 2})
+    other = await listening("job:1")
+    await asyncio.sleep(0.2)
+    again = Browser(f"ticket={ticket('job:1')}", ((b"last-event-id", last_id),))
+    body = await again.until(b'"n":2')
+    assert b'"n":1' not in body
+    await again.hang_up()
+    await other.hang_up()
+
+
+async def test_a_process_that_stops_says_goodbye():
+    browser = await listening("job:1")
+    stream.close_all()
+    await browser.until(BYE)
+    assert browser.is_over
+    async with asyncio.timeout(5):
+        await browser.task
+
+
+async def test_a_stream_ends_when_its_hour_is_over(monkeypatch):
+    monkeypatch.setattr(stream, "LIFETIME_SECONDS", 0)
+    browser = Browser(f"ticket={ticket('job:1')}")
+    await browser.until(BYE)
+    await browser.hang_up()
+
+
+async def test_a_thousand_viewers_that_leave_at_once_leave_nothing_behind():
+    browsers = [Browser(f"ticket={ticket('job:1')}") for _ in range(1000)]
+    for browser in browsers:
+        await browser.until(b"retry: 3000")
+    hub = stream.hub_of_this_loop()
+    assert len(hub.viewers) == 1000
+    await asyncio.gather(*(browser.hang_up() for browser in browsers))
+    assert len(hub.viewers) == 0
+
+
+async def test_other_paths_go_to_django(monkeypatch):
+    seen = []
+
+    async def django(scope, receive, send) -> None:
+        seen.append(scope["path"])
+
+    monkeypatch.setattr(asgi, "django_application", django)
+    await asgi.application({"type": "http", "path": "/jobs/"}, None, None)
+    assert seen == ["/jobs/"]
+
+
+async def test_start_and_stop_are_acknowledged():
+    asked = iter(["lifespan.startup", "lifespan.shutdown"])
+    said = []
+
+    async def receive() -> dict:
+        return {"type": next(asked)}
+
+    async def send(message: dict) -> None:
+        said.append(message["type"])
+
+    await asgi.application({"type": "lifespan"}, receive, send)
+    assert said == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
