@@ -114,6 +114,7 @@ class Segment(NamedTuple):
     name: str
     span: Span
     words: str
+    size: float
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def memory_row(
         if size > 0:
             width = 100 * size / full
             words = f"{name} {units.memory(size)}"
-            segments.append(Segment(term, name, Span(round(at, 2), round(width, 2)), words))
+            segments.append(Segment(term, name, Span(round(at, 2), round(width, 2)), words, size))
             at += width
     needle = round(100 * measured_bytes / full, 2) if measured_bytes else None
     return MemoryRow(label, tuple(segments), total, capacity_bytes, needle)

@@ -75,6 +75,7 @@ def _finish(html: str, name: str) -> str:
         return f'href="/docs/{target.as_posix()}{match[2] or ""}"'
 
     html = PICTURES.sub(lambda match: _picture(match[1]), html)
+    html = html.replace("<pre>", '<pre tabindex="0">')  # it scrolls: keys must reach it
     html = html.replace("<table>", '<div class="table-wrap"><table>')
     html = html.replace("</table>", "</table></div>")
     return LINK.sub(address, html)

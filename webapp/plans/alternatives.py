@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from planner.specs.plan import PlanAnswer, PlannedStrategy, Rejection
+from planner.techniques.registry import TECHNIQUES
 from webapp.core.display import quantity
 from webapp.core.units import DASH, memory, number
 from webapp.plans.verdict import GOAL_FIGURES, figure_values
@@ -14,6 +15,7 @@ COLUMNS = 3
 CHART_WIDTH, CHART_HEIGHT = 514.0, 252.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 506.0, 16.0, 218.0
 TICKS = 4
+HEADROOM = 1.08
 
 
 class Column(NamedTuple):
@@ -35,14 +37,16 @@ class Row:
     is_chosen: bool
 
 
-def columns_for(draft: Draft) -> tuple[Column, ...]:
-    """Return the figures that a goal's strategies are compared by."""
-    return tuple(Column(*entry) for entry in GOAL_FIGURES[draft["goal"]["goal"]][:COLUMNS])
+def columns_for(answer: PlanAnswer, draft: Draft) -> tuple[Column, ...]:
+    """Return the figures that a goal's strategies are compared by, those that any of them has."""
+    columns = (Column(*entry) for entry in GOAL_FIGURES[draft["goal"]["goal"]])
+    known = (one for one in columns if any(figure_values(plan, one.name) for plan in answer.plans))
+    return tuple(known)[:COLUMNS]
 
 
 def comparison(answer: PlanAnswer, draft: Draft) -> list[Row]:
     """Return the ranked strategies, the chosen one first, each with what decided."""
-    columns = columns_for(draft)
+    columns = columns_for(answer, draft)
     best = answer.plans[0] if answer.plans else None
     return [
         Row(
@@ -104,7 +108,9 @@ def _lost(name: str, one: Rejection) -> Lost:
     required = str(quantity(one.required, unit)) if one.required is not None else DASH
     limit = str(quantity(one.limit, unit)) if one.limit is not None else DASH
     constraint = one.constraint.replace("_", " ")
-    return Lost(one.family or name, constraint, required, limit, one.reason, one.strategies)
+    technique = TECHNIQUES.get(name)
+    family = technique.title if technique else one.family or name
+    return Lost(family, constraint, required, limit, one.reason, one.strategies)
 
 
 # The frontier as a drawing
@@ -138,6 +144,11 @@ class Frontier:
     y_name: str
     words: str
 
+    @property
+    def is_right(self) -> bool:
+        """Return whether the chosen dot's label must stand on its left."""
+        return self.chosen.x > (LEFT + RIGHT) * 0.7
+
 
 Axis = tuple[str, str, float]
 AXES: dict[str, tuple[Axis, Axis]] = {  # across, up: figure name, words, divisor
@@ -163,14 +174,15 @@ def frontier_of(answer: PlanAnswer, draft: Draft) -> Frontier | None:
     if axes is None or not answer.plans:
         return None
     (x_key, x_name, x_scale), (y_key, y_name, y_scale) = axes
-    points = []
+    points: list[tuple[float, float, str]] = []
     for plan in (answer.plans[0], *answer.pareto):
         x, y = figure_values(plan, x_key), figure_values(plan, y_key)
         if x and y:
             points.append((x[0] / x_scale, y[0] / y_scale, strategy_words(plan.strategy)))
     if len({point[:2] for point in points}) < 3:  # noqa: PLR2004 -- two points are no curve
         return None
-    x_max, y_max = (max(point[axis] for point in points) * 1.08 for axis in (0, 1))
+    x_max = max(point[0] for point in points) * HEADROOM
+    y_max = max(point[1] for point in points) * HEADROOM
     dots = [_dot(point, x_max, y_max) for point in points]
     line = sorted(set(dots[1:]))
     return Frontier(

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from planner.specs.estimate import Estimate, Input, Term
+from webapp.core import units
 from webapp.core.display import quantity
 from webapp.core.units import number, whole
 
@@ -69,11 +70,15 @@ def _input(one: Input) -> str:
 
 def with_unit(value: float, unit: str) -> str:
     """Return a value of an equation as people read it."""
+    if unit in {"FLOP", "parameters"}:
+        scaled = units.flop(value) if unit == "FLOP" else units.parameters(value)
+        return str(scaled)
     if unit in UNITS:
         return str(quantity(value, UNITS[unit]))
     if float(value).is_integer() and abs(value) < 1e9:  # noqa: PLR2004 -- longer is unreadable
         return f"{whole(value)} {unit}".strip()
     text = number(value, 4) if abs(value) < 1e9 else f"{value:.3e}"  # noqa: PLR2004 -- too long
+    text = text.rstrip("0").rstrip(".") if "." in text else text
     return f"{text} {unit}".strip()
 
 

@@ -33,6 +33,11 @@ class Verdict:
     brief: tuple[str, ...] = field(default=())
 
     @property
+    def bound_words(self) -> str:
+        """Return what sets the pace, in one sentence."""
+        return f"The resource that sets the pace of this plan is {self.bound_by}."
+
+    @property
     def icon(self) -> str:
         """Return the shape that goes with the tone."""
         return {"good": "check", "warn": "triangle", "bad": "cross"}.get(self.tone, "draft")

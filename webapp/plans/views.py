@@ -97,7 +97,7 @@ def _tab(plan: Plan, slug: str, current: str) -> dict[str, Any]:
 def _summary(plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
     return {
         "frontier": frontier_of(answer, plan.draft),
-        "columns": columns_for(plan.draft),
+        "columns": columns_for(answer, plan.draft),
         "comparison": comparison(answer, plan.draft),
         "main_lines": main_lines(answer.plans[0]) if answer.plans else [],
         "rejections": rejections(answer),
@@ -108,7 +108,7 @@ def _summary(plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
 
 def _alternatives(plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
     return {
-        "columns": columns_for(plan.draft),
+        "columns": columns_for(answer, plan.draft),
         "comparison": comparison(answer, plan.draft),
         "rejections": rejections(answer),
     }

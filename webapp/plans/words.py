@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from planner.catalog.devices import get_device
+from planner.errors import PlannerError
 from planner.specs.strategy import Strategy
 from webapp.core.units import TIMES, whole
 from webapp.modelhub.demo import DEMO_NAME
@@ -120,8 +122,17 @@ def hardware_words(draft: Draft, host_name: str = "", device_name: str = "") -> 
         return host_name
     hardware = draft["hardware"]
     count = hardware["devices_per_node"] * hardware["nodes"]
-    name = device_name or hardware["device"]
+    name = device_name or device_words(hardware["device"])
     return f"{count} {TIMES} {name}" if count > 1 else name
+
+
+def device_words(device: str) -> str:
+    """Return a catalog device's name without its maker's prefixes."""
+    try:
+        name = get_device(device).name or device
+    except PlannerError:
+        return device
+    return name.removeprefix("NVIDIA ").removeprefix("GeForce ")
 
 
 def workload_words(draft: Draft) -> str:
