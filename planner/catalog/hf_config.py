@@ -11,6 +11,7 @@ from planner.specs.model import AttentionLayers, ModelSpec
 DEFAULT_CONTEXT = 2048
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 MOE_REQUIRED = ("num_experts", "num_experts_per_tok")
+OTHER_SPELLINGS = {"num_experts": "num_local_experts", "torch_dtype": "dtype"}
 CONFIG_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 QUANT_DTYPES = {"fp8": "fp8", "nvfp4": "nvfp4", "mxfp4": "mxfp4", "awq": "int4", "gptq": "int4"}
 
@@ -37,7 +38,8 @@ class ConfigReader:
     def get(self, name: str) -> Any:  # noqa: ANN401 - a JSON value may be of any type
         """Return a field by its common name, or nothing when the config leaves it out."""
         own = self.family.names.get(name, name)
-        return self.config.get(own, self.config.get(name))
+        spellings = (own, name, OTHER_SPELLINGS.get(name, name))
+        return next((self.config[key] for key in spellings if key in self.config), None)
 
     def integer(self, name: str, default: int | None = None) -> int:
         """Return a positive whole number, or raise with the config's own name of the field."""

@@ -1,0 +1,114 @@
+"""Every formula stands once: floats and numpy columns go through the same function."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.cost import (
+    activations,
+    communication,
+    compute,
+    energy,
+    kv_cache,
+    parameters,
+    roofline,
+    training_states,
+    weights,
+)
+from planner.cost.equation import Equation, Ledger, Line
+from planner.workload import compress, serve, train
+
+MODULES = (
+    activations,
+    communication,
+    compute,
+    energy,
+    kv_cache,
+    parameters,
+    roofline,
+    training_states,
+    weights,
+    compress,
+    serve,
+    train,
+)
+FORMULAS = {
+    value.key: value
+    for module in MODULES
+    for value in vars(module).values()
+    if isinstance(value, Equation)
+}
+NUMBERS = st.floats(min_value=1.0, max_value=1e6)
+
+
+@pytest.mark.parametrize("name", sorted(FORMULAS))
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_a_formula_gives_the_same_for_floats_and_for_columns(name, data):
+    formula = FORMULAS[name]
+    columns = {
+        symbol: data.draw(st.lists(NUMBERS, min_size=3, max_size=3)) for symbol in formula.symbols
+    }
+
+    together = formula(**{symbol: np.array(column) for symbol, column in columns.items()})
+
+    for index in range(3):
+        alone = formula(**{symbol: column[index] for symbol, column in columns.items()})
+        assert np.allclose(np.asarray(together)[index], float(alone), rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", sorted(FORMULAS))
+def test_a_formula_names_a_symbol_for_each_argument(name):
+    formula = FORMULAS[name]
+    arguments = set(formula.compute.__annotations__) - {"return"}
+
+    assert set(formula.symbols) == arguments
+
+
+@pytest.mark.parametrize("name", sorted(FORMULAS))
+def test_a_formula_says_what_it_returns_and_in_which_unit(name):
+    assert FORMULAS[name].unit
+    assert FORMULAS[name].compute.__doc__
+
+
+@given(value=st.floats(min_value=1.0, max_value=1e15))
+def test_rounding_up_to_pages_never_loses_a_token(value):
+    kept = float(kv_cache.cached_tokens(value, None, paged=True))
+
+    assert value <= kept < value + kv_cache.BLOCK_TOKENS + 1
+
+
+@given(sequence=st.integers(1, 5000), window=st.integers(1, 5000))
+def test_a_window_never_sees_more_pairs_than_the_whole_triangle(sequence, window):
+    whole = float(compute.causal_pairs(sequence))
+
+    assert float(compute.causal_pairs(sequence, window)) <= whole
+
+
+@given(sequence=st.integers(1, 300), window=st.integers(1, 300))
+def test_causal_pairs_equal_counting_them(sequence, window):
+    counted = sum(min(query + 1, window) for query in range(sequence))
+
+    assert float(compute.causal_pairs(sequence, window)) == counted
+
+
+def test_a_ledger_writes_down_the_equation_with_its_values():
+    ledger = Ledger()
+
+    ledger.term(compute.matmul_flops, Line("g", "Products"), parameters=10.0, num_tokens=3.0)
+
+    (term,) = ledger.terms()
+    assert (term.equation, term.value, term.unit) == ("F = 2 · n · T", 60.0, "FLOP")
+    assert [(i.symbol, i.value) for i in term.inputs] == [("n", 10), ("T", 3)]
+
+
+def test_a_calibration_factor_is_part_of_the_written_equation():
+    ledger = Ledger()
+
+    line = Line("g", "Products", factor=1.5)
+    value = ledger.term(compute.matmul_flops, line, parameters=10.0, num_tokens=3.0)
+
+    assert value == 90.0
+    assert ledger.terms()[0].equation == "(F = 2 · n · T) · k"
+    assert ledger.terms()[0].inputs[-1].value == 1.5

@@ -1,0 +1,101 @@
+"""Any pasted config.json of a covered family is read; what is missing is named."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from planner.catalog.models import model_from_config
+from planner.errors import BadConfigError, NotCoveredError
+from tests.planner.asking import TINY
+
+CONFIGS = Path("planner/catalog/data/configs")
+
+
+def test_a_llama_config_is_read_by_its_own_names():
+    model = model_from_config(TINY, "demo")
+
+    assert (model.hidden_size, model.head_dim, model.num_key_value_heads) == (256, 32, 4)
+    assert model.id == "demo"
+
+
+def test_heads_without_grouping_each_have_their_own_keys():
+    config = {name: value for name, value in TINY.items() if name != "num_key_value_heads"}
+
+    assert model_from_config(config).num_key_value_heads == 8
+
+
+@pytest.mark.parametrize(
+    "name", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"]
+)
+def test_a_missing_field_is_named(name):
+    config = {key: value for key, value in TINY.items() if key != name}
+
+    with pytest.raises(BadConfigError, match=name) as caught:
+        model_from_config(config)
+
+    assert caught.value.field == f"model.{name}"
+
+
+def test_a_missing_field_is_named_in_the_familys_own_spelling():
+    with pytest.raises(BadConfigError, match="n_embd"):
+        model_from_config({"model_type": "gpt2", "n_layer": 2, "n_head": 2, "vocab_size": 9})
+
+
+def test_a_config_without_model_type_says_what_to_give():
+    with pytest.raises(BadConfigError, match="no model_type"):
+        model_from_config({"hidden_size": 5})
+
+
+def test_an_unknown_family_lists_the_known_ones():
+    with pytest.raises(BadConfigError, match="llama"):
+        model_from_config({**TINY, "model_type": "mamba9"})
+
+
+def test_a_family_without_formulas_is_refused_by_what_it_lacks():
+    with pytest.raises(NotCoveredError, match="multi-head latent attention"):
+        model_from_config({**TINY, "model_type": "deepseek_v3"})
+
+
+@pytest.mark.parametrize("wrong", [-1, "many", 2.5, True])
+def test_a_size_that_is_no_whole_number_is_refused(wrong):
+    with pytest.raises(BadConfigError, match="hidden_size is"):
+        model_from_config({**TINY, "hidden_size": wrong})
+
+
+def test_zero_layers_are_refused_with_the_field():
+    with pytest.raises(BadConfigError) as caught:
+        model_from_config({**TINY, "num_hidden_layers": 0})
+
+    assert caught.value.field == "model.num_hidden_layers"
+
+
+def test_a_multimodal_config_is_read_through_its_text_part():
+    outer = {"model_type": "qwen3_vl", "text_config": {**TINY, "model_type": "qwen3_vl_text"}}
+
+    assert model_from_config(outer).model_type == "qwen3_vl_text"
+
+
+def test_a_sliding_window_that_is_off_is_no_window():
+    config = {**TINY, "model_type": "qwen2", "sliding_window": 64, "use_sliding_window": False}
+
+    assert model_from_config(config).attention_layers == ()
+
+
+def test_every_second_layer_of_gemma2_slides():
+    config = {**TINY, "model_type": "gemma2", "sliding_window": 64}
+
+    groups = model_from_config(config).attention_layers
+
+    assert [(g.kind, g.count, g.window) for g in groups] == [("sliding", 3, 64), ("full", 3, None)]
+
+
+def test_the_checkpoints_quantisation_becomes_the_default_weight_format():
+    quantised = {**TINY, "quantization_config": {"quant_method": "fp8"}}
+
+    assert model_from_config(quantised).weight_dtype == "fp8"
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.json")), ids=lambda path: path.stem)
+def test_every_shipped_config_loads(path):
+    assert model_from_config(json.loads(path.read_text())).vocab_size > 0

@@ -1,0 +1,109 @@
+"""Parameter counts equal what the checkpoints hold: a peer counts 69.50 B for Llama-3.1-70B."""
+
+import pytest
+
+from planner.catalog.families import FAMILIES
+from planner.catalog.models import get_entry, get_model, list_models, model_from_config
+from planner.cost.parameters import count_parameters
+
+PUBLISHED = {entry.id: entry.published_parameters for entry in list_models()}
+
+
+@pytest.mark.parametrize("model_id", [name for name, count in PUBLISHED.items() if count])
+def test_parameter_count_equals_the_published_checkpoint(model_id):
+    assert count_parameters(get_model(model_id)).total == PUBLISHED[model_id]
+
+
+@pytest.mark.parametrize(
+    ("model_id", "published"),
+    [
+        ("meta-llama/Llama-3.1-8B", 8_030_261_248),
+        ("meta-llama/Llama-3.1-70B", 70_553_706_496),
+        ("meta-llama/Llama-3.1-405B", 405_853_388_800),
+    ],
+)
+def test_the_three_sizes_of_llama_3_1_are_exact(model_id, published):
+    assert count_parameters(get_model(model_id)).total == published
+
+
+def test_tied_embeddings_count_once():
+    config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128}
+    config |= {"num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 1000}
+
+    untied = count_parameters(model_from_config({**config, "tie_word_embeddings": False}))
+    tied = count_parameters(model_from_config({**config, "tie_word_embeddings": True}))
+
+    assert untied.total - tied.total == 64 * 1000
+
+
+def test_experts_weigh_in_full_and_work_in_part():
+    counts = count_parameters(get_model("mistralai/Mixtral-8x7B-v0.1"))
+
+    assert counts.total == 46_702_792_704
+    assert counts.active == pytest.approx(12.88e9, rel=0.01)
+
+
+def test_a_dense_model_is_active_as_a_whole():
+    counts = count_parameters(get_model("meta-llama/Llama-3.1-8B"))
+
+    assert counts.active == counts.total
+
+
+def test_a_quantised_variant_has_the_shape_of_its_original():
+    original = count_parameters(get_model("Qwen/Qwen3-32B")).total
+
+    assert count_parameters(get_model("nvidia/Qwen3-32B-NVFP4")).total == original
+
+
+TOKENS = {"vocab_size": 320, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SMALL = {
+    **TOKENS,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+}
+GPT = {**TOKENS, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128}
+PLAIN = {name: SMALL[name] for name in SMALL if name not in {"head_dim", "num_key_value_heads"}}
+CONFIGS = {
+    "gpt2": GPT,
+    "gpt_neox": PLAIN,
+    "gptj": {**GPT, "rotary_dim": 8},
+    "phi": {**SMALL, "num_key_value_heads": 4},
+    "opt": {**PLAIN, "ffn_dim": 96, "word_embed_proj_dim": 64},
+    "falcon": {**PLAIN, "new_decoder_architecture": True, "num_kv_heads": 2},
+    "mpt": {**TOKENS, "d_model": 64, "n_layers": 3, "n_heads": 4, "max_seq_len": 128},
+    "mixtral": {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {
+        **SMALL,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+    },
+    "gemma2": {**SMALL, "sliding_window": 64},
+}
+# Families without an implementation in transformers: their published counts hold them instead.
+ELSEWHERE = {"baichuan", "mimo", "qwen3_vl_text", "qwen3_vl_moe_text"}
+
+
+@pytest.mark.parametrize("model_type", sorted(set(FAMILIES) - ELSEWHERE))
+def test_a_familys_count_equals_its_own_implementation(model_type):
+    torch = pytest.importorskip("torch")
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(model_type, **CONFIGS.get(model_type, SMALL))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+
+    counted = count_parameters(model_from_config(config.to_dict())).total
+
+    assert counted == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_every_alias_leads_to_its_entry():
+    for entry in list_models():
+        for alias in entry.aliases:
+            assert get_entry(alias.upper()).id == entry.id
