@@ -9,13 +9,13 @@ from django.db import OperationalError
 
 
 class Command(BaseCommand):
-    """Migrate every database, then make the admin account if there is none."""
+    """Migrate every database, collect the assets, make the admin account if there is none."""
 
     requires_system_checks = ()  # they load every page, and `up` waits for this command
     help = "Migrate every database and create the admin account; safe to repeat."
 
     def handle(self, *_arguments: Any, **_options: Any) -> None:
-        """Do both in one process, because `up` waits for it before the first page."""
+        """Do all in one process, because `up` waits for it before the first page."""
         for alias in settings.DATABASES:
             try:
                 call_command("migrate", database=alias, interactive=False, verbosity=0)
@@ -24,4 +24,5 @@ class Command(BaseCommand):
                     f"the database cannot be used: {error}. Check that it runs, and DATABASE_URL "
                     "(unset it for SQLite)."
                 ) from error
+        call_command("collectstatic", interactive=False, verbosity=0)
         call_command("ensure_admin", stdout=self.stdout)
