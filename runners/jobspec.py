@@ -20,16 +20,20 @@ class JobDocument(BaseModel):
 
 
 class DemoModel(JobDocument):
-    """The small Llama-shaped model that the project trains from scratch on text it ships."""
+    """The small Llama-shaped model that the project trains from scratch on the host's own text.
+
+    The shape that read held-out text best after two minutes on two cores: 6.8 M parameters
+    saw too few tokens (perplexity 345 against 207 after one minute), 1.8 M had too little room.
+    """
 
     source: Literal["demo"] = "demo"
-    hidden_size: PositiveInt = 256
-    intermediate_size: PositiveInt = 768
-    num_hidden_layers: PositiveInt = 6
-    num_attention_heads: PositiveInt = 8
-    num_key_value_heads: PositiveInt = 4
+    hidden_size: PositiveInt = 192
+    intermediate_size: PositiveInt = 512
+    num_hidden_layers: PositiveInt = 4
+    num_attention_heads: PositiveInt = 4
+    num_key_value_heads: PositiveInt = 2
     vocab_size: PositiveInt = 4096
-    max_position_embeddings: PositiveInt = 1024
+    max_position_embeddings: PositiveInt = 256
 
 
 class FolderModel(JobDocument):
@@ -65,9 +69,9 @@ class TrainSpec(JobDocument):
     kind: Literal["train"] = "train"
     model: ModelRef = DemoModel()
     sequence_length: PositiveInt = 256
-    micro_batch_size: PositiveInt = 8
+    micro_batch_size: PositiveInt = 2  # many small steps beat few large ones in so short a run
     gradient_accumulation_steps: PositiveInt = 1
-    learning_rate: PositiveFloat = 2e-3
+    learning_rate: PositiveFloat = 3e-3
     max_steps: PositiveInt | None = None
     time_budget_seconds: PositiveFloat | None = 120.0
     compute_dtype: ComputeDtype = "bf16"
