@@ -18,10 +18,13 @@ api.add_router("/attempts", attempts.router)
 api.add_router("", jobs.router)
 
 
+NEEDS_LOGIN = frozenset({"openapi-json", "openapi-view", "api-root"})
+
+
 def _opened(patterns: list[URLPattern | URLResolver]) -> list[URLPattern | URLResolver]:
-    """Take the patterns out of the login requirement: each operation has its own check."""
+    """Take the operations out of the login requirement: each has a check of its own."""
     for pattern in patterns:
-        if isinstance(pattern, URLPattern):
+        if isinstance(pattern, URLPattern) and pattern.name not in NEEDS_LOGIN:
             pattern.callback = login_not_required(pattern.callback)
     return patterns
 

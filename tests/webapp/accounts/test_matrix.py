@@ -1,0 +1,250 @@
+"""Who may open what: every address of the product against every kind of person.
+
+The list of addresses comes from the URL conf; one without a rule here fails.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+from django.test import Client
+from django.urls import URLPattern, URLResolver, get_resolver
+
+from planner.techniques.registry import TECHNIQUES
+from tests.webapp.conftest import client_of
+from webapp.hosts.services import token_create
+from webapp.jobs.models import Artefact, Job
+from webapp.jobs.uploads import folder_of
+from webapp.modelhub.demo import demo_config
+from webapp.modelhub.models import TeamModel
+from webapp.plans.models import Plan
+from webapp.wizard.drafts import draft_begin
+
+pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+
+OPEN, HOST, MEMBER, PRACTITIONER, OWNER, OPERATOR = range(6)
+
+
+class Rule(NamedTuple):
+    """What an address asks of whoever opens it; ``is_object``: another team gets 404."""
+
+    method: str
+    needs: int
+    is_object: bool = False
+
+
+PAGE, OBJECT = Rule("get", MEMBER), Rule("get", MEMBER, is_object=True)
+ACT = Rule("post", PRACTITIONER, is_object=True)
+OWN = Rule("post", OWNER, is_object=True)
+OPERATE = Rule("post", OPERATOR, is_object=True)
+REPORT = Rule("post", HOST)
+ATTEMPT = "api/v1/attempts/<attempt_id>"
+JOB = "jobs/<slug:job_id>"
+PLAN = "plans/<str:plan_id>"
+RULES = {
+    "login/": Rule("get", OPEN),
+    "logout/": Rule("post", OPEN),
+    "theme/": Rule("post", OPEN),
+    "": PAGE,
+    "search/": PAGE,
+    "plans/": PAGE,
+    "plans/new/": Rule("get", PRACTITIONER),
+    f"{PLAN}/": OBJECT,
+    f"{PLAN}/<slug:tab>/": OBJECT,
+    f"{PLAN}/edit/<slug:step>/": Rule("get", PRACTITIONER, is_object=True),
+    f"{PLAN}/verdict/": OBJECT,
+    f"{PLAN}/suggestion/": ACT,
+    f"{PLAN}/launch/": ACT,
+    f"{PLAN}/compute/": ACT,
+    f"{PLAN}/delete/": ACT,
+    "models/": PAGE,
+    "models/new/": Rule("get", PRACTITIONER),
+    "models/<path:model_id>/": OBJECT,
+    "techniques/": PAGE,
+    "techniques/<str:key>/": PAGE,
+    "jobs/": PAGE,
+    f"{JOB}/": OBJECT,
+    f"{JOB}/metrics/": OBJECT,
+    f"{JOB}/logs/": OBJECT,
+    f"{JOB}/events/": OBJECT,
+    f"{JOB}/config/": OBJECT,
+    f"{JOB}/artefacts/": OBJECT,
+    f"{JOB}/artefacts/<str:name>/download/": OBJECT,
+    f"{JOB}/stop/": OWN,
+    f"{JOB}/clone/": ACT,
+    f"{JOB}/delete/": OWN,
+    "hosts/": PAGE,
+    "hosts/add/": Rule("get", OPERATOR),
+    "hosts/add/<slug:token_id>/": Rule("get", OPERATOR, is_object=True),
+    "hosts/add/<slug:token_id>/revoke/": OPERATE,
+    "hosts/<slug:slug>/": OBJECT,
+    "hosts/<slug:slug>/drain/": OPERATE,
+    "hosts/<slug:slug>/undrain/": OPERATE,
+    "hosts/<slug:slug>/revoke/": OPERATE,
+    "docs/": PAGE,
+    "docs/<path:page>": PAGE,
+    "api/v1/docs": PAGE,
+    "api/v1/openapi.json": PAGE,
+    "api/v1/hosts/enroll": Rule("post", OPEN),
+    "api/v1/hosts/beat": REPORT,
+    f"{ATTEMPT}/claim": REPORT,
+    f"{ATTEMPT}/events": REPORT,
+    f"{ATTEMPT}/artefacts/<name>/<path:path>": Rule("get", HOST),
+    "api/v1/jobs/<job_id>/series": OBJECT,
+    "api/v1/jobs/<job_id>/events": OBJECT,
+    "api/v1/tickets": PAGE,
+    "healthz": Rule("get", OPEN),
+    "readyz": Rule("get", OPEN),
+}
+API_ROOT = "api/v1/"  # an address only to build others from
+QUERY = {"api/v1/jobs/<job_id>/series": "?metrics=loss", "api/v1/tickets": "?topics=jobs"}
+
+
+def addresses(patterns: list, prefix: str = "") -> Iterator[str]:
+    for pattern in patterns:
+        route = prefix + str(pattern.pattern)
+        if isinstance(pattern, URLResolver) and not route.startswith("admin/"):
+            yield from addresses(pattern.url_patterns, route)
+        elif isinstance(pattern, URLPattern):
+            yield route
+
+
+def test_every_address_has_a_rule_and_every_rule_an_address():
+    found = set(addresses(get_resolver().url_patterns)) - {API_ROOT}
+    assert found == set(RULES)
+
+
+def test_the_root_of_the_api_is_nothing(olga):
+    assert client_of(olga).get(f"/{API_ROOT}").status_code == 404
+
+
+@pytest.fixture
+def things(job, team, alice, settings, tmp_path) -> dict[str, str]:
+    """One of everything that belongs to alice, by the name of its URL argument."""
+    settings.ARTEFACTS_DIR = tmp_path
+    plan = draft_begin(team=team, owner=alice, preset="demo", model=None)
+    attempt = job.current_attempt
+    artefact = Artefact.objects.create(
+        attempt=attempt,
+        name="model",
+        kind="model",
+        total_bytes=2,
+        files={"a": 2},
+        is_complete=True,
+    )
+    folder_of(artefact).mkdir(parents=True)
+    (folder_of(artefact) / "a").write_bytes(b"{}")
+    model = TeamModel.objects.create(team=team, name="Own", source="config", config=demo_config())
+    token, _ = token_create(team=team, by=None, name="Next")
+    return {
+        "<slug:job_id>": job.pk,
+        "<job_id>": job.pk,
+        "<str:plan_id>": plan.pk,
+        "<attempt_id>": attempt.pk,
+        "<slug:slug>": job.host.slug,
+        "<slug:token_id>": token.pk,
+        "<path:model_id>": model.pk,
+        "<str:name>": "model",
+        "<name>": "model",
+        "<path:path>": "a",
+        "<str:key>": next(iter(TECHNIQUES)),
+        "<path:page>": "index",
+        "<slug:tab>": "summary",
+        "<slug:step>": "goal",
+    }
+
+
+def call(client: Client, route: str, things: dict[str, str]) -> int:
+    """Return the status; a redirect to the login page counts as 401."""
+    path = route
+    for argument, value in things.items():
+        path = path.replace(argument, value)
+    method = getattr(client, RULES[route].method)
+    answer = method(f"/{path}{QUERY.get(route, '')}")
+    if answer.status_code == 302 and answer.headers["Location"].startswith("/login/"):
+        return 200 if route == "logout/" else 401
+    return answer.status_code
+
+
+def is_let_in(status: int) -> bool:
+    return status < 500 and status not in {401, 403, 404, 405}
+
+
+def rules(*, needs: set[int] | None = None, is_object: bool | None = None) -> list[str]:
+    return [
+        route
+        for route, rule in RULES.items()
+        if (needs is None or rule.needs in needs)
+        and (is_object is None or rule.is_object == is_object)
+    ]
+
+
+@pytest.mark.parametrize("route", rules(needs={OPEN}))
+def test_what_is_open_lets_anyone_in(client, things, route):
+    refused = 401 if route == "api/v1/hosts/enroll" else 0  # by its token, not by its door
+    status = call(client, route, things)
+    assert is_let_in(status) or status == refused
+
+
+@pytest.mark.parametrize("route", rules(needs={HOST, MEMBER, PRACTITIONER, OWNER, OPERATOR}))
+def test_without_a_login_nothing_opens(client, things, route):
+    assert call(client, route, things) == 401
+
+
+@pytest.mark.parametrize("route", rules(needs={HOST}))
+def test_a_person_is_no_host(olga, things, route):
+    assert call(client_of(olga), route, things) == 401
+
+
+@pytest.mark.parametrize("route", rules(is_object=True))
+def test_another_teams_things_do_not_exist(charlie, other_team, things, route):
+    charlie.memberships.update(role="admin")
+    assert call(client_of(charlie), route, things) == 404
+
+
+@pytest.mark.parametrize("route", rules(needs={MEMBER}))
+def test_a_viewer_reads_everything(vera, things, route):
+    assert is_let_in(call(client_of(vera), route, things))
+
+
+@pytest.mark.parametrize("route", rules(needs={PRACTITIONER, OWNER, OPERATOR}))
+def test_a_viewer_changes_nothing(vera, things, route):
+    assert call(client_of(vera), route, things) == 403
+
+
+@pytest.mark.parametrize("route", rules(needs={PRACTITIONER}))
+def test_a_practitioner_plans_and_launches(bob, things, route):
+    assert is_let_in(call(client_of(bob), route, things))
+
+
+@pytest.mark.parametrize("route", rules(needs={OWNER, OPERATOR}))
+def test_a_practitioner_leaves_others_jobs_and_all_hosts_alone(bob, things, route):
+    assert call(client_of(bob), route, things) == 403
+
+
+@pytest.mark.parametrize("route", rules(needs={OWNER}))
+def test_an_owner_rules_what_is_hers(alice, things, route):
+    assert is_let_in(call(client_of(alice), route, things))
+
+
+@pytest.mark.parametrize("route", rules(needs={MEMBER, PRACTITIONER, OWNER, OPERATOR}))
+def test_an_operator_may_do_all_that_a_team_does(olga, things, route):
+    assert is_let_in(call(client_of(olga), route, things))
+
+
+@pytest.mark.parametrize("route", rules(needs={PRACTITIONER, OWNER, OPERATOR}))
+def test_a_refused_change_changes_nothing(vera, things, route):
+    before = (Job.objects.get().state, Plan.objects.count(), Job.objects.count())
+    call(client_of(vera), route, things)
+    assert (Job.objects.get().state, Plan.objects.count(), Job.objects.count()) == before
+
+
+def test_changes_need_a_csrf_token(alice, job):
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(alice)
+    assert client.post(f"/jobs/{job.pk}/stop/").status_code == 403
+
+
+def test_someone_without_a_team_is_told_so(django_user_model, team):
+    stranger = django_user_model.objects.create_user("stranger")
+    assert client_of(stranger).get("/plans/new/").status_code == 403
