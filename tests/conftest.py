@@ -1,3 +1,3 @@
 """What every test shares; fixtures of one area live in that area's own conftest."""
 
-pytest_plugins = ["tests.plugins.chromium"]
+pytest_plugins = ["tests.plugins.chromium", "tests.plugins.order"]

@@ -14,7 +14,7 @@ import pytest
 from tests.boot.conftest import eventually, free_port
 from webapp.boot import up
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("up"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 START_LIMIT_S = 90.0
 
 

@@ -34,7 +34,7 @@ CHECKS = (
     Check("djlint", ("djlint", "templates", "--lint", "--quiet")),
     Check("migrations", ("python", "manage.py", "makemigrations", "--check", "--dry-run")),
 )
-WHOLE_SUITE = ("-n", "2", "--dist", "loadgroup", "-q")
+WHOLE_SUITE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-q")
 
 
 def main(arguments: list[str]) -> int:
