@@ -4,6 +4,8 @@ Quantisation shrinks the linear weights of the layers; embeddings, output head a
 16 bits. Key and value projections are replicated when there are more ranks than KV heads.
 """
 
+from functools import cache
+
 from planner.cost.equation import equation
 from planner.cost.quantity import Quantity, larger
 from planner.specs.model import ModelSpec
@@ -69,6 +71,7 @@ def kv_heads_share(num_kv_heads: Quantity, tensor_parallel_size: Quantity) -> Qu
     return larger(num_kv_heads / tensor_parallel_size, 1.0) / num_kv_heads
 
 
+@cache
 def stage_layers(num_layers: int, stages: int) -> tuple[int, ...]:
     """Return how many layers each pipeline stage holds, the remainder on the middle stages.
 
@@ -81,6 +84,20 @@ def stage_layers(num_layers: int, stages: int) -> tuple[int, ...]:
     order = sorted(range(stages), key=lambda stage: (stage in {0, stages - 1}, stage))
     larger_stages = set(order[:extra])
     return tuple(base + (stage in larger_stages) for stage in range(stages))
+
+
+def alike_stages(num_layers: int, stages: int) -> tuple[int, ...]:
+    """Return for each stage the first stage that holds just the same.
+
+    >>> alike_stages(30, 4)
+    (0, 1, 1, 3)
+    """
+    shares = stage_layers(num_layers, stages)
+    first: dict[tuple[int, bool, bool], int] = {}
+    return tuple(
+        first.setdefault((share, stage == 0, stage == stages - 1), stage)
+        for stage, share in enumerate(shares)
+    )
 
 
 def stage_vocabulary(model: ModelSpec, stage: int, stages: int) -> int:

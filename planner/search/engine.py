@@ -77,7 +77,8 @@ def explore(request: PlanRequest) -> Found:
         question = Question(request, model, device, located)
         for key, reason in inapplicable(question.case).items():
             found.rejections.technique(key, reason)
-        for strategy in candidates(question):
+        # A pinned layout that the space does not contain is costed as it is, or refused as it is.
+        for strategy in tuple(candidates(question)) or (request.pins,):
             _try(question, strategy, limits, found)
     if not found.tried and found.last_error:
         raise found.last_error

@@ -1,6 +1,6 @@
 """The smallest changes that would make an infeasible request fit, each proven by a search."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from planner.catalog.devices import list_devices
 from planner.errors import PlannerError
@@ -9,47 +9,73 @@ from planner.specs.base import JsonObject
 from planner.specs.estimate import Estimate
 from planner.specs.plan import PlanRequest, Suggestion
 from planner.specs.strategy import Strategy
-from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload
+from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload, Workload
 from planner.workload.resolve import resolve_device
 
-MAX_SUGGESTIONS = 5
+MAX_SUGGESTIONS = 6
 MAX_HALVINGS = 6
-MAX_DOUBLINGS = 5
+MAX_DOUBLINGS = 4
 MAX_DEVICES_TRIED = 6
 Best = Callable[[PlanRequest], Estimate | None]
 Change = tuple[str, JsonObject]
 
 
 def suggestions(request: PlanRequest, best: Best) -> tuple[Suggestion, ...]:
-    """Return up to five changes, of each kind the smallest one that works."""
-    found = []
+    """Return up to six changes, of each kind the smallest one that works."""
+    found: list[Suggestion] = []
+    for ladder in (
+        *_smaller_workloads(request),
+        list(_larger_device(request)),
+    ):
+        found += _smallest_step(request, ladder, best)
     for attempts in (
-        _smaller_workload(request),
         _cheaper_method(request),
         _fewer_pins(request),
         _fewer_constraints(request),
         _more_devices(request),
-        _larger_device(request),
     ):
-        suggestion = _first_that_fits(request, attempts, best)
-        if suggestion:
-            found.append(suggestion)
+        found += _first_that_fits(request, attempts, best)
     return tuple(found[:MAX_SUGGESTIONS])
+
+
+def _smallest_step(request: PlanRequest, ladder: Sequence[Change], best: Best) -> list[Suggestion]:
+    """Return the first step of a ladder that fits, or nothing when its last one does not.
+
+    Assumes that each step needs less than the one before it, which halves the searches.
+    """
+    low, high = 0, len(ladder) - 1
+    known = _verified(request, ladder[high], best) if ladder else None
+    while known and low < high:
+        middle = (low + high) // 2
+        better = _verified(request, ladder[middle], best)
+        if better:
+            known, high = better, middle
+        else:
+            low = middle + 1
+    return [known] if known else []
 
 
 def _first_that_fits(
     request: PlanRequest, attempts: Iterator[Change], best: Best
-) -> Suggestion | None:
-    for title, changes in attempts:
-        changed = PlanRequest.model_validate({**dict(request), **changes})
-        try:
-            estimate = best(changed)
-        except PlannerError:
-            continue
-        if estimate is not None:
-            shown = {name: _json(value) for name, value in changes.items()}
-            return Suggestion(title=title, changes=shown, estimate=estimate)
-    return None
+) -> list[Suggestion]:
+    for change in attempts:
+        suggestion = _verified(request, change, best)
+        if suggestion:
+            return [suggestion]
+    return []
+
+
+def _verified(request: PlanRequest, change: Change, best: Best) -> Suggestion | None:
+    """Return the change with the best plan that it makes possible, if it makes one possible."""
+    title, changes = change
+    try:
+        estimate = best(PlanRequest.model_validate({**dict(request), **changes}))
+    except PlannerError:
+        return None
+    if estimate is None:
+        return None
+    shown = {name: _json(value) for name, value in changes.items()}
+    return Suggestion(title=title, changes=shown, estimate=estimate)
 
 
 def _json(value: object) -> object:
@@ -57,7 +83,7 @@ def _json(value: object) -> object:
     return dump(mode="json") if dump else value
 
 
-def _smaller_workload(request: PlanRequest) -> Iterator[Change]:
+def _smaller_workloads(request: PlanRequest) -> Iterator[list[Change]]:
     workload = request.workload
     names: dict[type, tuple[str, ...]] = {
         ServeWorkload: ("concurrency", "input_tokens"),
@@ -65,13 +91,16 @@ def _smaller_workload(request: PlanRequest) -> Iterator[Change]:
         TrainWorkload: ("sequence_length",),
     }
     for name in names.get(type(workload), ()):
-        value = getattr(workload, name)
-        for _ in range(MAX_HALVINGS):
-            if not value or value == 1:
-                break
-            value //= 2
-            smaller = workload.model_copy(update={name: value})
-            yield f"{name.replace('_', ' ')} {value}", {"workload": smaller}
+        sizes = [(getattr(workload, name) or 1) >> step for step in range(1, MAX_HALVINGS + 1)]
+        yield [
+            (f"{name.replace('_', ' ')} {size}", {"workload": _with(workload, name, size)})
+            for size in sizes
+            if size
+        ]
+
+
+def _with(workload: Workload, name: str, value: object) -> Workload:
+    return workload.model_copy(update={name: value})
 
 
 def _cheaper_method(request: PlanRequest) -> Iterator[Change]:

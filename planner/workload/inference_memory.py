@@ -7,6 +7,7 @@ from planner.cost.equation import Ledger
 from planner.cost.kv_cache import kv_cache_bytes, layer_tokens
 from planner.cost.memory import MemoryUse, StageMemory
 from planner.cost.weights import (
+    alike_stages,
     kv_heads_share,
     linear_parameters_per_rank,
     stage_layers,
@@ -42,7 +43,9 @@ def usable_bytes(setting: Setting) -> float:
 def inference_memory(setting: Setting, ledger: Ledger, load: Load) -> MemoryUse:
     """Return what every pipeline stage holds; the fullest stage is the one in the ledger."""
     stages = setting.layout.pipeline
-    drafts = [_stage(setting, Ledger(), load, stage) for stage in range(stages)]
+    alike = alike_stages(setting.model.num_hidden_layers, stages)
+    costed = {stage: _stage(setting, Ledger(), load, stage) for stage in set(alike)}
+    drafts = [costed[stage] for stage in alike]
     fullest = max(range(stages), key=lambda stage: drafts[stage].peak_bytes)
     drafts[fullest] = _stage(setting, ledger, load, fullest)
     offloaded = setting.offload.weights_cpu

@@ -1,0 +1,224 @@
+"""The search: what it offers fits, what it rejects has a reason, what it suggests is proven."""
+
+import pytest
+
+from planner.api import estimate
+from planner.errors import BadRequestError, NotPossibleError, UnknownModelError
+from planner.search.rank import criteria, frontier
+from planner.specs.estimate import EstimateRequest
+from tests.planner.asking import (
+    CPU,
+    GENERATE,
+    LLAMA_70B,
+    LLAMA_405B,
+    MIXTRAL,
+    SERVE,
+    TINY,
+    TRAIN,
+    document,
+    search,
+)
+
+
+def test_every_plan_offered_re_checks_as_feasible():
+    request = {"model": LLAMA_70B, "devices": 8, "engine": "vllm"}
+    for plan in search(**request, top=10).plans:
+        again = document(**request, strategy=plan.strategy.model_dump())
+        assert estimate(EstimateRequest.model_validate(again)).fits
+
+
+def test_an_estimate_of_the_planned_strategy_says_the_same():
+    plan = search(model=LLAMA_70B, devices=8, engine="vllm").plans[0]
+    again = document(
+        model=LLAMA_70B, devices=8, engine="vllm", strategy=plan.strategy.model_dump()
+    )
+
+    assert estimate(EstimateRequest.model_validate(again)).performance == plan.performance
+
+
+@pytest.mark.parametrize(
+    ("objective", "figure"),
+    [
+        ("throughput", lambda plan: -plan.performance.tokens_per_second),
+        ("latency", lambda plan: plan.performance.latency_seconds),
+        ("energy", lambda plan: plan.energy_joules_per_token),
+        ("memory", lambda plan: plan.memory.per_device_peak_bytes * _devices(plan)),
+    ],
+)
+def test_the_first_plan_is_the_best_of_all_by_its_objective(objective, figure):
+    request = {"model": LLAMA_70B, "devices": 2, "engine": "vllm", "top": 100}
+    best = search(**request, objective=objective).plans
+    others = search(**request, objective="quality").plans
+
+    assert figure(best[0]) <= min(figure(plan) for plan in others)
+
+
+def _devices(plan):
+    strategy = plan.strategy
+    sizes = strategy.data_parallel_size, strategy.tensor_parallel_size
+    return sizes[0] * sizes[1] * strategy.pipeline_parallel_size
+
+
+def test_what_does_not_fit_is_rejected_with_need_and_limit():
+    rejected = search(model=LLAMA_70B, engine="vllm").rejected["bf16 weights"]
+
+    assert rejected.constraint == "memory"
+    assert rejected.required > rejected.limit > 0
+    assert "GiB" in rejected.reason
+
+
+def test_every_rejected_family_has_a_reason():
+    for answer in (search(model=LLAMA_405B), search(model=TINY, device=CPU)):
+        assert answer.rejected
+        assert all(rejection.reason for rejection in answer.rejected.values())
+
+
+def test_a_technique_that_cannot_apply_says_why_by_name():
+    rejected = search().rejected
+
+    assert "this one is dense" in rejected["expert_parallel"].reason
+    assert "this cluster has 1" in rejected["tensor_parallel"].reason
+
+
+def test_a_sparse_model_is_offered_expert_parallelism():
+    answer = search(model=MIXTRAL, devices=4, engine="vllm", top=50)
+
+    assert any("expert_parallel" in plan.techniques for plan in answer.plans)
+
+
+def test_an_infeasible_request_gets_suggestions_that_were_verified():
+    answer = search(model=LLAMA_405B, engine="vllm")
+
+    assert answer.plans == ()
+    assert answer.suggestions
+    assert all(suggestion.estimate.fits for suggestion in answer.suggestions)
+
+
+def test_full_tuning_that_does_not_fit_is_told_about_adapters():
+    titles = [s.title for s in search(device="rtx-4090", workload=TRAIN).suggestions]
+
+    assert "method lora" in titles
+
+
+def test_a_pin_that_prevents_the_plan_is_named_in_a_suggestion():
+    answer = search(model=LLAMA_70B, engine="vllm", pins={"weight_dtype": "bf16"})
+
+    assert "weights in int8" in [suggestion.title for suggestion in answer.suggestions]
+
+
+def test_pins_hold():
+    answer = search(devices=8, pins={"tensor_parallel_size": 4, "weight_dtype": "int8"})
+
+    assert {plan.strategy.tensor_parallel_size for plan in answer.plans} == {4}
+    assert {plan.strategy.weight_dtype for plan in answer.plans} == {"int8"}
+
+
+def test_an_impossible_pin_is_an_error_that_names_it():
+    with pytest.raises(NotPossibleError, match="tensor_parallel_size is 3"):
+        search(devices=3, pins={"tensor_parallel_size": 3, "data_parallel_size": 1})
+
+
+def test_constraints_hold_and_reject_with_numbers():
+    loose = search(devices=8, engine="vllm", top=100)
+    limit = min(plan.performance.tpot_seconds for plan in loose.plans) * 1.1
+    tight = search(devices=8, engine="vllm", top=100, constraints={"tpot_seconds": {"max": limit}})
+
+    assert 0 < len(tight.plans) < len(loose.plans)
+    assert all(plan.performance.tpot_seconds <= limit for plan in tight.plans)
+    assert any(r.constraint == "tpot_seconds" for r in tight.rejected.values())
+
+
+def test_a_constraint_on_quality_keeps_coarse_weights_out():
+    answer = search(constraints={"quality_loss_ratio": {"max": 0.002}}, top=50)
+
+    assert answer.plans
+    assert all(plan.strategy.weight_dtype != "int4" for plan in answer.plans)
+
+
+def test_a_constraint_on_no_figure_is_refused_with_the_known_ones():
+    with pytest.raises(BadRequestError, match="tpot_seconds") as caught:
+        search(constraints={"happiness": {"min": 1}})
+
+    assert caught.value.field == "constraints.happiness"
+
+
+def test_service_objectives_are_constraints():
+    answer = search(workload={**SERVE, "tpot_slo_seconds": 1e-6}, engine="vllm")
+
+    assert answer.plans == ()
+
+
+def test_hardware_options_compete():
+    options = [{"device": "h100-sxm-80gb"}, {"device": "l4", "devices_per_node": 2}]
+    answer = search(hardware_options=options, engine="vllm", objective="throughput", top=20)
+
+    assert {plan.cluster.device for plan in answer.plans} == {"h100-sxm-80gb", "l4"}
+    assert answer.plans[0].cluster.device == "h100-sxm-80gb"
+
+
+def test_the_frontier_is_exact():
+    answer = search(devices=4, engine="vllm", top=100)
+    values = [criteria(plan) for plan in answer.pareto]
+
+    for mine in values:
+        beaten = [
+            v for v in values if v != mine and all(a <= b for a, b in zip(v, mine, strict=True))
+        ]
+        assert not beaten
+
+
+def test_the_frontier_of_equals_is_one():
+    plan = search().plans[0]
+
+    assert len(frontier([plan, plan, plan])) == 1
+
+
+def test_plans_come_from_different_families():
+    plans = search(devices=8, engine="vllm", top=10).plans
+    layouts = [
+        (
+            p.strategy.weight_dtype,
+            p.strategy.tensor_parallel_size,
+            p.strategy.pipeline_parallel_size,
+        )
+        for p in plans
+    ]
+
+    assert len(layouts) == len(set(layouts))
+
+
+def test_our_own_runner_on_a_processor_offers_what_its_jobs_can_do():
+    answer = search(model=TINY, device=CPU, workload=GENERATE, top=10)
+
+    assert {p.strategy.weight_dtype for p in answer.plans} == {"fp32", "bf16", "int8", "int4"}
+
+
+def test_training_on_a_processor_offers_both_precisions():
+    workload = {**TRAIN, "sequence_length": 256}
+    answer = search(model=TINY, device=CPU, workload=workload, top=50)
+
+    assert answer.plans[0].strategy.compute_dtype == "bf16"
+
+
+def test_the_second_plan_says_what_it_costs_against_the_first():
+    plans = search(devices=8, engine="vllm").plans
+
+    assert any("than the first plan" in reason for reason in plans[1].reasons)
+
+
+def test_the_answer_says_how_much_was_searched():
+    searched = search(devices=8, engine="vllm").searched
+
+    assert searched.strategies > 20
+    assert searched.seconds > 0
+
+
+def test_an_unknown_model_is_refused():
+    with pytest.raises(UnknownModelError):
+        search(model="nobody/nothing")
+
+
+def test_a_plan_answer_survives_json():
+    answer = search(devices=2)
+
+    assert type(answer).model_validate_json(answer.model_dump_json()) == answer
