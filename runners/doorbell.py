@@ -20,7 +20,9 @@ LONGEST_REST_SECONDS = 60.0
 STEADY_SECONDS = 60.0  # a worker that lived this long starts the rests anew
 STOP_SECONDS = 10.0
 COMMAND = (
-    sys.executable, "-m", "celery", "-A", "runners.app", "--quiet", "worker", "-Q", QUEUE,
+    # In a container root is the only user; the worker takes JSON alone, which cannot execute.
+    sys.executable, "-W", "ignore:You're running the worker with superuser privileges",
+    "-m", "celery", "-A", "runners.app", "--quiet", "worker", "-Q", QUEUE,
     "-c", "2", "--without-gossip", "--without-mingle", "--without-heartbeat",
     "--loglevel", "WARNING",
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """What this host is and how busy it is: /proc, psutil, and NVML where there is a GPU."""
 
 import contextlib
+import functools
 import importlib
 import importlib.metadata
 import os
@@ -9,6 +10,7 @@ import socket
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -22,6 +24,7 @@ REPORTED_PACKAGES = (
 CPU_INFO = Path("/proc/cpuinfo")
 OS_RELEASE = Path("/etc/os-release")
 _MILLIWATTS = 1000
+Library = types.ModuleType
 _PERCENT = 100
 
 
@@ -80,56 +83,70 @@ def package_versions() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def nvml() -> Iterator[types.ModuleType | None]:
+def nvml() -> Iterator[Library | None]:
     """Yield the initialised NVML binding, or None where there is no binding or no GPU."""
-    try:
-        library = importlib.import_module("pynvml")
-        library.nvmlInit()
-    except (ImportError, OSError):
+    library = _initialised_nvml()
+    if library is None:
         yield None
         return
-    except Exception as error:
-        if type(error).__name__.startswith("NVMLError"):
-            yield None
-            return
-        raise
     try:
         yield library
     finally:
         library.nvmlShutdown()
 
 
-def gpu_facts(library: types.ModuleType) -> Iterator[GpuFacts]:
-    """Yield every GPU that NVML knows."""
+def _initialised_nvml() -> Library | None:
+    try:
+        library = importlib.import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        library.nvmlInit()
+    except library.NVMLError:  # no driver, or a driver without a GPU
+        return None
+    return library
+
+
+def gpu_facts(library: Library) -> Iterator[GpuFacts]:
+    """Yield every GPU that NVML knows; what one does not tell is None."""
     for index in range(library.nvmlDeviceGetCount()):
         handle = library.nvmlDeviceGetHandleByIndex(index)
-        major, minor = library.nvmlDeviceGetCudaComputeCapability(handle)
-        limit = library.nvmlDeviceGetPowerManagementLimit(handle)
+        ask = functools.partial(_ask, library, handle)
+        capability = ask("nvmlDeviceGetCudaComputeCapability")
+        limit = ask("nvmlDeviceGetPowerManagementLimit")
         yield GpuFacts(
             index=index,
             uuid=_text(library.nvmlDeviceGetUUID(handle)),
             name=_text(library.nvmlDeviceGetName(handle)),
             memory_bytes=library.nvmlDeviceGetMemoryInfo(handle).total,
-            compute_capability=f"{major}.{minor}",
-            power_limit_watts=limit / _MILLIWATTS,
+            compute_capability=".".join(map(str, capability)) if capability else None,
+            power_limit_watts=None if limit is None else limit / _MILLIWATTS,
         )
 
 
-def gpu_loads(library: types.ModuleType) -> Iterator[GpuLoad]:
+def gpu_loads(library: Library) -> Iterator[GpuLoad]:
     """Yield the present state of every GPU; processes that carry no attempt are foreign."""
     for index in range(library.nvmlDeviceGetCount()):
         handle = library.nvmlDeviceGetHandleByIndex(index)
-        pids = [process.pid for process in library.nvmlDeviceGetComputeRunningProcesses(handle)]
+        ask = functools.partial(_ask, library, handle)
+        rates, power = ask("nvmlDeviceGetUtilizationRates"), ask("nvmlDeviceGetPowerUsage")
+        processes = ask("nvmlDeviceGetComputeRunningProcesses") or []
         yield GpuLoad(
             uuid=_text(library.nvmlDeviceGetUUID(handle)),
             memory_used_bytes=library.nvmlDeviceGetMemoryInfo(handle).used,
-            utilization=library.nvmlDeviceGetUtilizationRates(handle).gpu / _PERCENT,
-            power_watts=library.nvmlDeviceGetPowerUsage(handle) / _MILLIWATTS,
-            temperature_celsius=library.nvmlDeviceGetTemperature(
-                handle, library.NVML_TEMPERATURE_GPU
-            ),
-            foreign_pids=tuple(pid for pid in pids if not procfs.is_marked(pid)),
+            utilization=rates.gpu / _PERCENT if rates else 0.0,
+            power_watts=None if power is None else power / _MILLIWATTS,
+            temperature_celsius=ask("nvmlDeviceGetTemperature", library.NVML_TEMPERATURE_GPU),
+            foreign_pids=tuple(each.pid for each in processes if not procfs.is_marked(each.pid)),
         )
+
+
+def _ask(library: Library, handle: object, name: str, *arguments: object) -> Any:  # noqa: ANN401 - NVML is untyped
+    """Return what NVML answers, or None when this GPU does not support the question."""
+    try:
+        return getattr(library, name)(handle, *arguments)
+    except library.NVMLError:
+        return None
 
 
 def _text(value: bytes | str) -> str:

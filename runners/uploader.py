@@ -18,7 +18,7 @@ def upload_artefacts(folder: AttemptFolder, client: ServerClient, cap_bytes: int
     left out with a line in the log.
 
     Raises:
-        UnreachableError: the server is away; a later call goes on from there.
+        ServerError: the server is away; a later call goes on from there.
     """
     total = 0
     for artefact in folder.artefacts():
@@ -31,6 +31,8 @@ def upload_artefacts(folder: AttemptFolder, client: ServerClient, cap_bytes: int
         try:
             total += _upload(folder, artefact, client)
         except (RefusedError, OSError, ValueError) as error:
+            if isinstance(error, RefusedError) and error.is_passing:
+                raise
             log.warning("artefact %s of %s: %s", artefact.name, folder.attempt_id, error)
     folder.mark_uploaded()
     return total

@@ -1,0 +1,216 @@
+"""Doorbells through a real Redis and a real Celery worker: they wake, and nothing else."""
+
+import signal
+import sys
+import time
+
+import pytest
+from celery import Celery
+
+from runners import tasks
+from runners.app import QUEUE, celery_url, key_prefix, settings
+from runners.config import Credential, HostDir
+from runners.doorbell import DoorbellChild
+from runners.messages import Doorbell
+from runners.signing import sign
+from runners.wake import WakeListener
+from tests.runners.tools import RedisServer, wait_for
+
+RING = Doorbell(command_id="c1", kind="start", attempt_id="a1", fence="f")
+
+
+@pytest.fixture
+def enrolled(host_dir: HostDir, credential: Credential) -> Credential:
+    host_dir.save_credential(credential)
+    return credential
+
+
+@pytest.fixture
+def ringable(host_dir, enrolled, monkeypatch):
+    """The task functions in this process, aimed at the test's host folder."""
+    monkeypatch.setenv("SLIPWAY_HOST_DIR", str(host_dir.path))
+    tasks._host.cache_clear()
+    yield
+    tasks._host.cache_clear()
+
+
+@pytest.fixture
+def listener(host_dir):
+    made = WakeListener(host_dir.wake)
+    yield made
+    made.close()
+
+
+def signed(**changes: object) -> tuple[str, str]:
+    options = {"host_id": "h1", "key": "command-key", "now": time.time()} | changes
+    return sign(RING, **options)
+
+
+def test_a_genuine_doorbell_wakes_the_agent(ringable, listener):
+    assert tasks.ring(*signed()) == RING
+    assert listener.wait(0)
+
+
+@pytest.mark.parametrize("changes", [{"key": "stolen"}, {"host_id": "h2"}, {"now": 1.0}])
+def test_a_doorbell_that_is_not_genuine_wakes_nobody(ringable, listener, changes, caplog):
+    assert tasks.ring(*signed(**changes)) is None
+    assert not listener.wait(0)
+    assert "a doorbell was refused" in caplog.text
+
+
+def test_the_same_doorbell_wakes_once(ringable, listener):
+    doorbell = signed()
+    tasks.ring(*doorbell)
+
+    assert tasks.ring(*doorbell) is None
+
+
+def test_many_wakes_are_one(ringable, listener):
+    for _ in range(5):
+        tasks.ring(*signed())
+
+    assert listener.wait(0)
+    assert not listener.wait(0)
+
+
+def test_a_doorbell_without_an_agent_is_done_all_the_same(ringable):
+    assert tasks.ring(*signed()) == RING
+
+
+def test_a_unix_socket_is_spelt_as_celery_wants_it():
+    assert celery_url("unix:///run/r.sock?db=2") == "redis+socket:///run/r.sock?virtual_host=2"
+    assert celery_url("rediss://h:1/0") == "rediss://h:1/0"
+
+
+def test_an_encrypted_broker_is_always_verified(credential):
+    changed = credential.model_copy(update={"redis_url": "rediss://broker:6380/0"})
+
+    options = settings(changed, ca_file="/ca.pem")["broker_use_ssl"]
+
+    assert options["ssl_cert_reqs"].name == "CERT_REQUIRED"
+    assert options["ssl_ca_certs"] == "/ca.pem"
+
+
+def test_the_settings_that_keep_a_worker_from_hanging_are_set(credential):
+    values = settings(credential.model_copy(update={"redis_url": "redis://h:1/0"}))
+
+    assert values["worker_enable_remote_control"]
+    assert values["task_acks_late"]
+    assert not values["task_reject_on_worker_lost"]
+    assert values["accept_content"] == ["json"]
+    assert values["broker_transport_options"]["global_keyprefix"] == "host:h1:"
+
+
+class Publisher:
+    """The server's end: a queue below the host's prefix."""
+
+    def __init__(self, url: str) -> None:
+        self.app = Celery("test", broker=celery_url(url))
+        options = {"global_keyprefix": key_prefix("h1"), "socket_timeout": 2}
+        self.connection = self.app.connection_for_write(transport_options=options)
+
+    def ring(self, **changes: object) -> None:
+        self.app.send_task(
+            "runners.start", args=signed(**changes), queue=QUEUE, connection=self.connection
+        )
+
+
+@pytest.fixture
+def publisher(redis_server: RedisServer):
+    made = Publisher(redis_server.url)
+    yield made
+    made.connection.release()
+    made.app.close()
+
+
+@pytest.fixture
+def worker(host_dir: HostDir, credential: Credential, redis_server: RedisServer, listener):
+    host_dir.save_credential(credential.model_copy(update={"redis_url": redis_server.url}))
+    child = DoorbellChild(host_dir)
+    child.tend()
+    wait_for(host_dir.pings.exists, 40)
+    yield child
+    child.stop()
+
+
+@pytest.mark.faults
+def test_a_published_doorbell_wakes_the_agent_through_broker_and_worker(
+    worker, publisher, listener
+):
+    publisher.ring()
+
+    assert listener.wait(10)
+
+
+@pytest.mark.faults
+def test_a_killed_worker_is_started_again_and_hears_the_next_doorbell(
+    worker, publisher, listener, host_dir
+):
+    host_dir.pings.unlink()
+    first = worker.pid
+    worker._child.send_signal(signal.SIGKILL)
+    worker._child.wait()
+    worker.tend()
+    time.sleep(worker._not_before - time.monotonic())
+    worker.tend()
+    wait_for(host_dir.pings.exists, 40)
+
+    publisher.ring()
+
+    assert listener.wait(10)
+    assert worker.pid != first
+
+
+@pytest.mark.faults
+def test_a_killed_redis_costs_no_later_doorbell(worker, publisher, listener, redis_server):
+    redis_server.kill()
+    redis_server.start()
+
+    def rings() -> bool:
+        worker.tend()
+        publisher.ring()
+        return listener.wait(1)
+
+    wait_for(rings, 40)
+
+
+@pytest.mark.faults
+def test_a_damaged_message_costs_a_restart_at_most(worker, publisher, listener, redis_server):
+    with redis_server.client() as client:
+        client.lpush(f"host:h1:{QUEUE}", "junk")
+
+    def rings() -> bool:
+        worker.tend()
+        publisher.ring()
+        return listener.wait(1)
+
+    wait_for(rings, 40)
+
+
+def test_a_worker_that_will_not_stay_up_is_started_ever_more_rarely(host_dir):
+    child = DoorbellChild(host_dir, (sys.executable, "-c", "raise SystemExit(1)"))
+    rests = []
+    for _ in range(3):
+        child._not_before = 0.0
+        child.tend()
+        child._child.wait()
+        child.tend()
+        rests.append(child._not_before - time.monotonic())
+
+    assert 0 < rests[0] < rests[1] < rests[2]
+
+
+def test_a_worker_that_does_not_listen_is_killed_with_what_it_started(host_dir, monkeypatch):
+    monkeypatch.setattr("runners.doorbell.STOP_SECONDS", 0.3)
+    code = (
+        "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    )
+    child = DoorbellChild(host_dir, (sys.executable, "-c", code))
+    child.tend()
+    process = child._child
+    time.sleep(0.3)
+
+    child.stop()
+
+    assert process.returncode is not None
+    assert child.pid is None

@@ -1,0 +1,192 @@
+"""The command line of a host, as a person at a terminal meets it."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from runners.__main__ import main
+from runners.config import Credential, HostConfigError, HostDir
+from runners.supervision import procfs, record
+from tests.runners.test_supervisor import DAEMON, FOREVER, is_ready
+from tests.runners.tools import wait_for
+
+
+def enroll(acceptor, host_dir: HostDir, token: str = "good-token", *more: str) -> int:  # noqa: S107 - a test token
+    return main(
+        ["enroll", "--server", acceptor.url, "--token", token, "--dir", str(host_dir.path), *more]
+    )
+
+
+def test_enrolment_leaves_a_credential_that_only_its_owner_can_read(acceptor, host_dir, capsys):
+    assert enroll(acceptor, host_dir, "good-token", "--name", "bench-1") == 0
+
+    path = host_dir.path / "credential.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert host_dir.credential().name == "bench-1"
+    assert "Enrolled as bench-1 (h1)" in capsys.readouterr().out
+
+
+def test_enrolment_tells_the_server_what_the_host_is(acceptor, host_dir):
+    enroll(acceptor, host_dir)
+
+    assert acceptor.enrolments[0].facts.boot_id == procfs.boot_id()
+    assert acceptor.enrolments[0].host_id is None
+
+
+def test_enrolling_again_rotates_the_credential_of_the_same_host(acceptor, host_dir):
+    enroll(acceptor, host_dir)
+    first = host_dir.credential()
+    acceptor.tokens.add("another-token")
+
+    enroll(acceptor, host_dir, "another-token")
+
+    assert acceptor.enrolments[1].host_id == first.host_id
+    assert host_dir.credential().credential != first.credential
+
+
+def test_a_refused_token_says_the_way_out_and_keeps_the_old_credential(acceptor, host_dir, capsys):
+    enroll(acceptor, host_dir)
+    before = host_dir.credential()
+
+    assert enroll(acceptor, host_dir, "used-token") == 1
+    words = capsys.readouterr().err
+    assert "used or older than an hour" in words
+    assert "make a new one on the server's Hosts page" in words
+    assert host_dir.credential() == before
+
+
+def test_an_absent_server_is_named(host_dir, capsys):
+    code = main(
+        ["enroll", "--server", "http://127.0.0.1:9", "--token", "t", "--dir", str(host_dir.path)]
+    )
+
+    assert code == 1
+    assert "http://127.0.0.1:9 cannot be reached" in capsys.readouterr().err
+
+
+def test_an_address_without_a_scheme_is_refused_with_an_example(host_dir, capsys):
+    code = main(["enroll", "--server", "box:8000", "--token", "t", "--dir", str(host_dir.path)])
+
+    assert code == 1
+    assert "give one such as http://127.0.0.1:8000" in capsys.readouterr().err
+
+
+def test_work_without_enrolment_says_what_to_run(host_dir, capsys):
+    assert main(["work", "--dir", str(host_dir.path)]) == 1
+    assert "python -m runners enroll --server URL" in capsys.readouterr().err
+
+
+def test_a_damaged_credential_is_named_and_not_a_traceback(host_dir):
+    (host_dir.path / "credential.json").write_text('{"server": 3}')
+
+    with pytest.raises(HostConfigError, match="is damaged"):
+        host_dir.credential()
+
+
+@pytest.mark.parametrize("text", ["{", '{"upload_cap_bytes": -1}', '{"unknown": 1}'])
+def test_a_wrong_config_is_named(host_dir, text):
+    (host_dir.path / "config.json").write_text(text)
+
+    with pytest.raises(HostConfigError, match=r"config\.json is not valid"):
+        host_dir.config()
+
+
+def test_stop_all_ends_every_attempt_and_its_daemons(attempts, host_dir, capsys):
+    folders = [attempts.start("a1", DAEMON + FOREVER), attempts.start("a2", FOREVER)]
+    wait_for(lambda: is_ready(folders[0]))
+
+    assert main(["stop-all", "--dir", str(host_dir.path)]) == 0
+
+    assert capsys.readouterr().out == "Stopped 2 running attempts\n"
+    assert [folder.exit_record().reason for folder in folders] == ["stopped_by_operator"] * 2
+    assert procfs.marked("a1") == procfs.marked("a2") == []
+
+
+def test_stop_all_of_a_host_that_never_was_is_no_error(tmp_path, capsys):
+    assert main(["stop-all", "--dir", str(tmp_path / "none")]) == 0
+    assert capsys.readouterr().out == "Stopped 0 running attempts\n"
+
+
+def test_status_lists_each_attempt_with_its_end(attempts, host_dir, capsys):
+    attempts.run("a1", "raise SystemExit(3)")
+    attempts.start("a2", FOREVER)
+
+    main(["status", "--dir", str(host_dir.path)])
+
+    assert capsys.readouterr().out == "a1  finished  exit_nonzero\na2  running\n"
+
+
+def test_doctor_finds_a_sound_host_sound(acceptor, host_dir, credential, capsys):
+    host_dir.save_credential(credential)
+
+    assert main(["doctor", "--dir", str(host_dir.path)]) == 0
+    assert "FAIL" not in capsys.readouterr().out
+
+
+def test_doctor_names_what_is_wrong_and_how_to_mend_it(acceptor, host_dir, credential, capsys):
+    changes = {"credential": "revoked", "redis_url": "redis://127.0.0.1:9/0"}
+    host_dir.save_credential(credential.model_copy(update=changes))
+
+    assert main(["doctor", "--dir", str(host_dir.path)]) == 1
+    words = capsys.readouterr().out
+    assert "enrol this host again" in words
+    assert "work goes on over HTTP" in words
+
+
+def work(host_dir: HostDir) -> subprocess.Popen:
+    command = [sys.executable, "-m", "runners", "work", "--dir", str(host_dir.path)]
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+
+
+@pytest.fixture
+def enrolled(host_dir: HostDir, credential: Credential) -> HostDir:
+    host_dir.save_credential(credential)
+    return host_dir
+
+
+@pytest.mark.faults
+def test_work_ends_on_sigterm_and_leaves_the_jobs(acceptor, enrolled, attempts):
+    folder = attempts.start(code=FOREVER)
+    acceptor.want("a1").claim_id = folder.claim().claim_id
+    acceptor.attempts["a1"].fence = "fence"
+    with work(enrolled) as process:
+        wait_for(lambda: acceptor.attempts["a1"].events)
+        process.terminate()
+
+        assert process.wait(15) == 0
+    assert record.is_locked(folder.lock)
+
+
+@pytest.mark.faults
+def test_work_killed_in_the_middle_is_continued_by_the_next(acceptor, enrolled, attempts):
+    folder = attempts.start(code="import time; time.sleep(4); print('end')")
+    stored = acceptor.want("a1")
+    stored.claim_id, stored.fence = folder.claim().claim_id, "fence"
+    with work(enrolled) as process:
+        wait_for(lambda: stored.events)
+        os.killpg(process.pid, signal.SIGKILL)
+
+    with work(enrolled) as process:
+        wait_for(lambda: stored.has_exited)
+        process.terminate()
+
+    assert stored.exit["reason"] == "ok"
+    assert [event.seq for event in stored.events] == list(range(1, len(stored.events) + 1))
+
+
+def test_a_second_worker_of_the_same_folder_ends_with_a_sentence(acceptor, enrolled, capsys):
+    with record.locked(enrolled.agent_lock):
+        assert main(["work", "--dir", str(enrolled.path)]) == 75
+    assert "another agent serves" in capsys.readouterr().err
+
+
+def test_the_credential_survives_its_file(host_dir, credential):
+    host_dir.save_credential(credential)
+
+    assert host_dir.credential() == credential
+    assert json.loads((host_dir.path / "credential.json").read_text())["host_id"] == "h1"
