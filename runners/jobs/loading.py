@@ -42,6 +42,12 @@ MODEL_ROOTS_VARIABLE = "SLIPWAY_MODEL_ROOTS"
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 QUANTISED: tuple[WeightDtype, ...] = ("int8", "int4")
 BASE_DTYPE = torch.bfloat16  # what stays unquantised beside int8 and int4 matrices
+# Where an architecture reads a common field under a name of its own, or computes it.
+LIBRARY_NAMES = {
+    "opt": {"ffn_dim": "intermediate_size", "word_embed_proj_dim": "hidden_size"},
+    "falcon": {"num_kv_heads": "num_key_value_heads"},
+}
+DERIVED_FIELDS = {"falcon": ("head_dim",)}
 HOW_QUANTISED = {
     "int8": "torchao Int8WeightOnlyConfig: one scale per output row; lm_head and embedding bf16",
     "int4": "bitsandbytes nf4: packed 4 bit, one scale per 64 weights; lm_head and embedding bf16",
@@ -222,15 +228,30 @@ def shape_only(config: PretrainedConfig) -> PreTrainedModel:
     return model
 
 
+def library_fields(model_type: str, config: dict[str, object]) -> dict[str, object]:
+    """Return a config's fields by the names under which the library reads them.
+
+    A field under a name that it does not read would silently leave its default: an OPT of
+    13 billion parameters was built with 6 of them.
+    """
+    fields = {name: value for name, value in config.items() if name != "model_type"}
+    for theirs, common in LIBRARY_NAMES.get(model_type, {}).items():
+        if common in fields:
+            fields.setdefault(theirs, fields[common])
+    for name in DERIVED_FIELDS.get(model_type, ()):
+        fields.pop(name, None)
+    return fields
+
+
 def fresh_model(config: dict[str, object], dtype: torch.dtype) -> PreTrainedModel:
     """Return a model of a config.json with freshly initialised weights.
 
     Raises:
         BadInputError: the config names no known architecture or contradicts itself.
     """
-    fields = {name: value for name, value in config.items() if name != "model_type"}
+    model_type = str(config.get("model_type", ""))
     try:
-        parsed = AutoConfig.for_model(str(config.get("model_type", "")), **fields)
+        parsed = AutoConfig.for_model(model_type, **library_fields(model_type, config))
         model: PreTrainedModel = AutoModelForCausalLM.from_config(parsed, dtype=dtype)
     except (StrictDataclassError, ValueError, KeyError, TypeError, AttributeError) as error:
         msg = f"config.json describes no model that can be built here: {_first_line(error)}"

@@ -19,9 +19,10 @@ from runners.jobs.loading import (
 )
 from runners.jobs.runtime import BadInputError, MissingModelError
 from runners.jobspec import ArtefactModel, BenchmarkSpec, FolderModel, RandomModel
-from tests.runners.jobs.harness import TINY, TINY_CONFIG
+from tests.runners.jobs.harness import PROJECT, TINY, TINY_CONFIG
 
 CPU = torch.device("cpu")
+CONFIGS = PROJECT / "planner" / "catalog" / "data" / "configs"
 
 
 @pytest.fixture
@@ -175,6 +176,24 @@ def test_quantised_random_weights_leave_no_folder_behind(make_job, dtype):
     load_model(job, job.spec.model, dtype, CPU)
 
     assert list(job.scratch_dir().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        pytest.param("facebook--opt-13b", 12_853_473_280, id="OPT 13B: ffn_dim"),
+        pytest.param("tiiuae--falcon-7b", 6_921_720_704, id="Falcon 7B: derived head_dim"),
+        pytest.param("meta-llama--Meta-Llama-3.1-8B", 8_030_261_248, id="Llama 3.1 8B"),
+        pytest.param("EleutherAI--gpt-neox-20b", 20_554_567_680, id="GPT-NeoX 20B"),
+    ],
+)
+def test_catalog_configs_build_models_of_their_published_size(name, published):
+    config = json.loads((CONFIGS / f"{name}.json").read_text())
+
+    with torch.device("meta"):
+        model = fresh_model(config, torch.bfloat16)
+
+    assert sum(each.numel() for each in model.parameters()) == published
 
 
 def test_rows_that_do_not_fill_nf4_blocks_are_refused(make_job):
