@@ -19,7 +19,7 @@ SERVE = {
 
 
 def quickest(run: Callable[[], object], rounds: int = 5) -> float:
-    """The shortest of some runs in seconds of processor time, which a busy machine barely moves."""
+    """The shortest of some runs in seconds of processor time, which other work barely moves."""
 
     def once() -> float:
         began = time.process_time()
