@@ -102,48 +102,44 @@ class ServerClient:
 
     def received_bytes(self, attempt_id: str, name: str, path: PurePosixPath) -> int:
         """Return how much of an artefact's file the server holds."""
-        reply = self._call("GET", _artefact_url(attempt_id, name, path))
+        reply = self._send(self._http.build_request("GET", _artefact_url(attempt_id, name, path)))
         return self._parse(reply, UploadState).received_bytes
 
     def send_part(
         self, attempt_id: str, name: str, path: PurePosixPath, offset: int, data: bytes
     ) -> int:
         """Hand over one part of an artefact's file; return how much the server holds then."""
-        reply = self._call(
+        request = self._http.build_request(
             "PUT",
             _artefact_url(attempt_id, name, path),
             params={"offset": offset},
             content=data,
             timeout=UPLOAD_TIMEOUT,
         )
+        reply = self._send(request)
         return self._parse(reply, UploadState).received_bytes
 
     def _post(self, path: str, body: BaseModel, reply_type: type[Reply]) -> Reply:
-        reply = self._call(
+        request = self._http.build_request(
             "POST",
             f"{API}{path}",
             content=body.model_dump_json(),
             headers={"Content-Type": "application/json"},
         )
+        reply = self._send(request)
         return self._parse(reply, reply_type)
 
-    def _call(  # type: ignore[no-untyped-def]  # httpx names and types its own options
-        self,
-        method: str,
-        url: str,
-        **options,  # noqa: ANN003 - as said above
-    ) -> httpx.Response:
+    def _send(self, request: httpx.Request) -> httpx.Response:
         try:
-            reply = self._http.request(method, url, **options)
+            reply = self._http.send(request)
         except httpx.TimeoutException:
             raise UnreachableError(f"{self.server} did not answer in time") from None
         except httpx.HTTPError as error:
             raise UnreachableError(f"{self.server} cannot be reached: {error}") from None
         if reply.is_success:
             return reply
-        message = (
-            f"{self.server} refused {method} {url} with {reply.status_code}: {_detail(reply)}"
-        )
+        asked = f"{request.method} {request.url.path}"
+        message = f"{self.server} refused {asked} with {reply.status_code}: {_detail(reply)}"
         raise RefusedError(reply.status_code, message)
 
     def _parse(self, reply: httpx.Response, reply_type: type[Reply]) -> Reply:
