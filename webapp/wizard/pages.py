@@ -5,11 +5,13 @@ from typing import Any, NamedTuple
 from django.urls import reverse
 
 from planner.catalog.devices import get_device
+from planner.catalog.hf_config import model_from_config
 from planner.errors import PlannerError
 from planner.specs.model import ModelSpec
 from webapp.core.units import bandwidth, memory, parameters, whole
 from webapp.hosts.contact import Contact, contact_of
 from webapp.hosts.models import Host
+from webapp.modelhub.demo import demo_config
 from webapp.modelhub.shapes import catalog_shape, num_parameters
 from webapp.plans.errors import DraftProblem
 from webapp.plans.launching import launch_note
@@ -78,7 +80,11 @@ def _extras(plan: Plan, slug: str, options: Options, pins: PinsForm | None) -> P
         return {"goals": GOAL_CHOICES}
     if slug == "model":
         chosen = catalog_shape(draft["model"]["catalog_id"])
-        return {"models": model_ids(), "shape_words": shape_words(chosen) if chosen else ""}
+        return {
+            "models": model_ids(),
+            "shape_words": shape_words(chosen) if chosen else "",
+            "demo_parameters": num_parameters(model_from_config(demo_config())),
+        }
     if slug == "hardware":
         return {
             "pins": pins or pins_form(draft),

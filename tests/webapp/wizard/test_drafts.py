@@ -1,0 +1,77 @@
+"""How a draft begins: presets, and what a newcomer starts from."""
+
+import pytest
+
+from tests.webapp.conftest import client_of
+from webapp.jobs.models import Job, JobState
+from webapp.modelhub.demo import demo_config
+from webapp.modelhub.models import TeamModel
+from webapp.plans.models import Plan
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def team_model(team, host) -> TeamModel:
+    return TeamModel.objects.create(
+        team=team,
+        name="demo of today",
+        source="job",
+        config=demo_config(),
+        host=host,
+        attempt_id="01H" + "A" * 23,
+        artefact_name="model",
+    )
+
+
+def test_a_newcomer_starts_from_training_the_demo_model_here(walk, host):
+    draft = walk().plan.draft
+
+    assert draft["goal"]["goal"] == "pretrain"
+    assert draft["model"]["source"] == "demo"
+    assert draft["workload"]["pretrain"]["time_budget_minutes"] == 2
+    assert draft["hardware"]["choice"] == f"host:{host.pk}"
+
+
+def test_after_a_finished_job_a_plan_starts_from_serving(walk, job):
+    Job.objects.filter(pk=job.pk).update(state=JobState.SUCCEEDED)
+
+    draft = walk().plan.draft
+
+    assert draft["goal"]["goal"] == "serve"
+    assert draft["model"]["catalog_id"] == "meta-llama/Llama-3.1-8B"
+
+
+def test_without_a_host_a_plan_starts_from_catalog_hardware(alice):
+    client_of(alice).get("/plans/new/")
+
+    assert Plan.objects.get().draft["hardware"]["choice"] == "catalog"
+
+
+def test_the_demo_preset_opens_at_its_review(walk):
+    assert walk("?preset=demo").first_step == "review"
+
+
+def test_the_quantize_preset_chooses_the_model_and_its_host(walk, team_model, host):
+    draft = walk(f"?preset=quantize&model={team_model.pk}").plan.draft
+
+    assert draft["goal"]["goal"] == "compress"
+    assert draft["model"]["team_model"] == team_model.pk
+    assert draft["hardware"]["choice"] == f"host:{host.pk}"
+
+
+def test_another_teams_model_cannot_be_a_preset(charlie, team_model):
+    response = client_of(charlie).get(f"/plans/new/?preset=quantize&model={team_model.pk}")
+
+    assert response.status_code == 404
+
+
+def test_an_untouched_draft_is_used_again(walk):
+    assert walk().plan_id == walk().plan_id
+
+
+def test_a_touched_draft_is_left_alone(walk):
+    first = walk()
+    first.press("workload", global_batch_size=4)
+
+    assert walk().plan_id != first.plan_id

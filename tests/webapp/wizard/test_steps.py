@@ -1,0 +1,160 @@
+"""The steps: working defaults, saved after each change, errors beside their fields."""
+
+import pytest
+
+from tests.webapp.conftest import client_of
+from tests.webapp.wizard.conftest import STEPS
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.mark.parametrize("step", [*STEPS, "review"])
+def test_each_step_shows_a_computed_verdict_by_its_defaults(walk, step):
+    page = walk().page(step)
+
+    assert page.status_code == 200
+    assert page.context["verdict"].state in {"fits", "tight"}
+
+
+@pytest.mark.parametrize("goal", ["serve", "generate", "finetune", "pretrain", "compress"])
+def test_every_goal_leads_by_its_defaults_to_a_computed_plan(walk, goal):
+    walker = walk()
+    walker.press("goal", goal=goal)
+
+    walker.to_review()
+
+    assert walker.plan.answer["searched"]["strategies"] > 0
+
+
+def test_next_four_times_ends_at_the_review(walk):
+    walker = walk()
+
+    walker.to_review()
+
+    assert "Preflight &amp; launch" in walker.page("review").content.decode()
+
+
+def test_next_leads_to_the_following_step(walk):
+    walker = walk()
+
+    assert walker.press("goal")["Location"] == walker.url("model")
+
+
+def test_back_saves_what_was_typed_and_leads_to_the_step_before(walk):
+    walker = walk()
+
+    response = walker.press("workload", go="back", global_batch_size=4)
+
+    assert response["Location"] == walker.url("model")
+    assert walker.plan.draft["workload"]["pretrain"]["global_batch_size"] == 4
+
+
+def test_update_without_javascript_stays_on_the_step(walk):
+    walker = walk()
+
+    assert walker.press("workload", go="stay")["Location"] == walker.url("workload")
+
+
+def test_another_goal_keeps_the_workload_of_the_first(walk):
+    walker = walk()
+    walker.press("workload", global_batch_size=4)
+
+    walker.press("goal", goal="serve")
+    walker.press("workload", concurrency=3)
+    walker.press("goal", goal="pretrain")
+
+    assert walker.shown("workload")["global_batch_size"] == 4
+
+
+def test_a_wrong_number_is_named_with_its_limits_beside_its_field(walk):
+    walker = walk()
+
+    page = walker.press("workload", sequence_length="many")
+
+    assert page.status_code == 422
+    assert "from 8 to 1,000,000" in page.context["form"].errors["sequence_length"][0]
+    assert 'id="id_sequence_length_error"' in page.content.decode()
+
+
+def test_what_is_wrong_is_not_saved(walk):
+    walker = walk()
+
+    walker.press("workload", sequence_length="0")
+
+    assert walker.plan.draft["workload"]["pretrain"]["sequence_length"] == 256
+
+
+def test_the_error_summary_links_to_the_field(walk):
+    page = walk().press("workload", sequence_length="")
+
+    assert 'href="#id_sequence_length"' in page.content.decode()
+
+
+def test_a_training_run_without_an_end_is_refused(walk):
+    page = walk().press("workload", time_budget_minutes="", million_tokens="")
+
+    assert "time budget or a number of tokens" in str(page.context["form"].errors)
+
+
+def test_pins_are_kept_and_asked_of_the_planner(walk):
+    walker = walk("?preset=serve")
+
+    walker.press("hardware", **{"pin-weight_dtype": "int8"})
+
+    assert walker.plan.request["pins"]["weight_dtype"] == "int8"
+
+
+def test_a_wrong_pin_is_refused_beside_its_field(walk):
+    page = walk().press("hardware", **{"pin-tensor_parallel_size": "0"})
+
+    assert page.status_code == 422
+    assert "tensor_parallel_size" in page.context["pins"].errors
+
+
+def test_an_unknown_step_is_not_found(walk):
+    walker = walk()
+
+    assert walker.page("price").status_code == 404
+
+
+@pytest.mark.parametrize("step", [*STEPS, "review"])
+def test_another_team_finds_no_step(walk, charlie, step):
+    walker = walk()
+
+    assert client_of(charlie).get(walker.url(step)).status_code == 404
+
+
+def test_another_team_cannot_save(walk, charlie):
+    walker = walk()
+
+    response = client_of(charlie).post(walker.url("goal"), {"goal": "serve"})
+
+    assert response.status_code == 404
+    assert walker.plan.draft["goal"]["goal"] == "pretrain"
+
+
+def test_a_colleague_may_go_on_with_a_draft(walk, bob):
+    walker = walk()
+
+    assert client_of(bob).get(walker.url("goal")).status_code == 200
+
+
+def test_a_viewer_may_not_change_a_draft(walk, vera):
+    walker = walk()
+
+    assert client_of(vera).get(walker.url("goal")).status_code == 403
+
+
+def test_a_viewer_may_not_begin_a_plan(vera):
+    assert client_of(vera).get("/plans/new/").status_code == 403
+
+
+@pytest.mark.parametrize("step", [*STEPS, "review"])
+def test_no_step_asks_the_database_more_often_than_a_bound(
+    walk, step, django_assert_max_num_queries
+):
+    walker = walk()
+    walker.page(step)
+
+    with django_assert_max_num_queries(14):
+        walker.page(step)

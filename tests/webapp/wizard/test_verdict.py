@@ -1,0 +1,105 @@
+"""The rail: what it says after a change, and the chips that change the draft."""
+
+import pytest
+
+from tests.webapp.conftest import client_of
+
+pytestmark = pytest.mark.django_db
+
+
+def verdict_url(walker, step: str = "") -> str:
+    return f"/plans/{walker.plan_id}/verdict/?step={step}"
+
+
+def test_a_change_is_saved_and_the_rail_comes_back_alone(walk):
+    walker = walk()
+    data = {**walker.shown("workload"), "global_batch_size": 2}
+
+    response = walker.client.post(verdict_url(walker, "workload"), data)
+
+    assert response.content.decode().lstrip().startswith('<div id="verdict"')
+    assert walker.plan.draft["workload"]["pretrain"]["global_batch_size"] == 2
+
+
+def test_a_wrong_change_says_so_and_is_not_saved(walk):
+    walker = walk()
+    data = {**walker.shown("workload"), "global_batch_size": "x"}
+
+    html = walker.client.post(verdict_url(walker, "workload"), data).content.decode()
+
+    assert "Not saved: correct the form first" in html
+    assert "from 1 to 100,000" in html
+    assert walker.plan.draft["workload"]["pretrain"]["global_batch_size"] == 8
+
+
+def test_the_rail_can_be_read_by_a_viewer(walk, vera):
+    walker = walk()
+
+    assert client_of(vera).get(verdict_url(walker)).status_code == 200
+
+
+def test_another_team_finds_no_rail(walk, charlie):
+    walker = walk()
+
+    assert client_of(charlie).get(verdict_url(walker)).status_code == 404
+
+
+def test_every_figure_of_the_rail_has_a_provenance(walk):
+    html = walk().page("review").content.decode()
+
+    assert html.count('class="figure"') == html.count('class="prov modelled"')
+    assert html.count('class="figure"') >= 3
+
+
+def test_the_rail_says_how_many_strategies_in_which_time(walk):
+    assert "strategies compared in" in walk().page("goal").content.decode()
+
+
+def test_the_phone_gets_the_verdict_in_one_line(walk):
+    assert 'class="verdict-line"' in walk().page("goal").content.decode()
+
+
+@pytest.fixture
+def too_large(walk):
+    """A draft that does not fit: 70B on one 24 GiB card."""
+    walker = walk("?preset=serve")
+    walker.press("model", catalog_id="meta-llama/Llama-3.1-70B")
+    walker.press("hardware", choice="catalog", device="rtx-4090", devices_per_node=1)
+    return walker
+
+
+def test_what_does_not_fit_says_by_how_much(too_large):
+    verdict = too_large.page("review").context["verdict"]
+
+    assert verdict.state == "does-not-fit"
+    assert "GiB over at best" in verdict.sentence
+
+
+def test_every_suggestion_when_pressed_really_fits(too_large):
+    chips = too_large.page("review").context["chips"]
+    assert chips
+
+    for index, _, _ in chips:
+        plan = too_large.plan
+        before = (plan.draft, plan.answer)
+        data = {"suggestion": index, "step": "review"}
+        too_large.client.post(f"/plans/{plan.pk}/suggestion/", data)
+        assert too_large.page("review").context["verdict"].state in {"fits", "tight"}
+        plan.draft, plan.answer = before
+        plan.save()
+
+
+def test_a_suggestion_of_an_older_verdict_is_refused(too_large):
+    url = f"/plans/{too_large.plan_id}/suggestion/"
+
+    page = too_large.client.post(url, {"suggestion": "99", "step": "goal"}, follow=True)
+
+    assert "older verdict" in page.content.decode()
+
+
+def test_a_missed_wish_for_speed_does_not_hide_what_runs(walk):
+    verdict = walk("?preset=serve").page("review").context["verdict"]
+
+    assert verdict.tone == "warn"
+    assert "the target is 1 s" in verdict.sentence
+    assert verdict.figures
