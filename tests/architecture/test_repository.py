@@ -90,6 +90,12 @@ def test_every_path_of_the_architecture_page_exists():
     assert [path for path in drawn_paths() if not any(census.ROOT.glob(path))] == []
 
 
+def test_every_file_that_the_architecture_page_names_exists():
+    named = re.findall(r"`([\w.]+/[\w./]+)`", ARCHITECTURE.read_text())
+
+    assert [path for path in named if not (census.ROOT / path).exists()] == []
+
+
 def test_every_package_is_in_the_architecture_page():
     packages = {
         path.rsplit("/", 1)[0]
