@@ -100,7 +100,8 @@ def _databases() -> dict[str, dict[str, object]]:
     if url := os.environ.get("DATABASE_URL"):
         main = dict(dj_database_url.parse(url))
         if main["ENGINE"] == "django.db.backends.postgresql":
-            main["OPTIONS"] = {"pool": {"min_size": 1, "max_size": 10, "timeout": 5}}
+            pool = {"min_size": 1, "max_size": 10, "timeout": 5}
+            main["OPTIONS"] = {**main.get("OPTIONS", {}), "pool": pool}
             return {"default": main}
         main["OPTIONS"] = _SQLITE_OPTIONS
         metrics = {**main, "NAME": f"{main['NAME']}-metrics"}

@@ -37,7 +37,7 @@ class Host(TeamOwned):
     protocol_version = models.PositiveIntegerField(default=1)
     agent_version = models.CharField(max_length=40, blank=True)
     boot_id = models.CharField(max_length=64, blank=True)
-    clock_offset_ms = models.IntegerField(null=True, blank=True)
+    clock_offset_ms = models.BigIntegerField(null=True, blank=True)
     enrolled_at = models.DateTimeField(null=True, blank=True)
     last_seen_at = models.DateTimeField(null=True, blank=True)
     contact = models.CharField(max_length=16, default="unknown")  # as the last sweep announced it

@@ -16,7 +16,7 @@ class MetricSource(models.Model):
     metrics = models.JSONField(default=list)  # names seen, in order
     sealed_through_seq = models.PositiveBigIntegerField(default=0)
     rolled_through_ms = models.BigIntegerField(default=0)  # roll-ups hold everything before it
-    clock_offset_ms = models.IntegerField(default=0)
+    clock_offset_ms = models.BigIntegerField(default=0)
     last_received_at = models.DateTimeField(null=True)
 
     class Meta:

@@ -11,7 +11,7 @@ from webapp.hosts.services import digest
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import AttemptEvent, Event
 
-pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+pytestmark = pytest.mark.django_db(databases="__all__")
 READ_ONLY = ["job", "attempt", "attemptevent", "event", "command", "artefact", "measurement"]
 OURS = [model for model in admin.site._registry if model.__module__.startswith("webapp.")]
 

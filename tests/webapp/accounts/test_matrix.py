@@ -20,7 +20,7 @@ from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan
 from webapp.wizard.drafts import draft_begin
 
-pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+pytestmark = pytest.mark.django_db(databases="__all__")
 
 OPEN, HOST, MEMBER, PRACTITIONER, OWNER, OPERATOR = range(6)
 

@@ -17,7 +17,7 @@ from webapp.accounts.roles import (
 )
 from webapp.jobs.models import Job
 
-pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+pytestmark = pytest.mark.django_db(databases="__all__")
 
 
 @pytest.mark.parametrize("held", ROLE_ORDER)

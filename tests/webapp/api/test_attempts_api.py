@@ -10,7 +10,7 @@ from webapp.jobs import uploads
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Artefact, Job
 
-pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+pytestmark = pytest.mark.django_db(databases="__all__")
 LINE = ("log", {"stream": "stdout", "text": "hello"})
 
 

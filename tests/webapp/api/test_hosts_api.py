@@ -9,7 +9,7 @@ from webapp.api import hosts
 from webapp.hosts.models import Host
 from webapp.hosts.services import credential_revoke, token_create
 
-pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+pytestmark = pytest.mark.django_db(databases="__all__")
 
 
 def enroll_request(team, **facts) -> EnrollRequest:

@@ -6,7 +6,7 @@ from tests.webapp.conftest import STARTED, batch_of, client_of
 from webapp.jobs.ingest import events_accept
 from webapp.live.tickets import read_ticket
 
-pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+pytestmark = pytest.mark.django_db(databases="__all__")
 LINE = ("log", {"stream": "stdout", "text": "hello"})
 
 

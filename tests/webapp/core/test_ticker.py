@@ -41,7 +41,7 @@ def test_a_duty_that_fails_does_not_stop_the_others():
     assert (ticker.step(), done) == (1, ["x"])
 
 
-@pytest.mark.django_db(databases=["default", "metrics"])
+@pytest.mark.django_db(databases="__all__")
 def test_every_real_duty_runs_on_an_empty_database():
     assert Ticker(all_duties()).step() == len(all_duties())
 

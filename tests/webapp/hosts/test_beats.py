@@ -18,7 +18,7 @@ from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Job
 from webapp.jobs.services import job_stop, job_submit, new_attempt
 
-pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+pytestmark = pytest.mark.django_db(databases="__all__")
 
 
 def status(attempt, phase: str = "running") -> AttemptStatus:

@@ -10,7 +10,7 @@ from webapp.hosts.models import Host
 from webapp.hosts.sweep import ContactSweep, expire_tokens
 from webapp.jobs.models import Event, Job
 
-pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+pytestmark = pytest.mark.django_db(databases="__all__")
 
 
 class Clock:

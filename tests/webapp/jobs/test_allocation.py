@@ -16,7 +16,7 @@ from webapp.jobs.preflight import run_checks
 from webapp.jobs.selectors import waiting_sentence
 from webapp.jobs.services import job_submit
 
-pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+pytestmark = pytest.mark.django_db(databases="__all__")
 
 
 def submit(team, alice, host, **changes) -> Job:

@@ -11,7 +11,7 @@ from webapp.core.problems import ConflictProblem
 from webapp.jobs.models import Attempt, Command, Job
 from webapp.jobs.services import job_stop, new_attempt
 
-pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+pytestmark = pytest.mark.django_db(databases="__all__")
 
 
 def test_the_claim_brings_the_spec(job):
@@ -70,7 +70,7 @@ def test_the_claim_keeps_the_hosts_facts_with_the_attempt(attempt):
     assert attempt.facts["cpu_model"] == "Test CPU"
 
 
-@pytest.mark.django_db(transaction=True, databases=["default", "metrics"])
+@pytest.mark.django_db(transaction=True, databases="__all__")
 def test_of_eight_racing_claims_one_wins(job):
     start = threading.Barrier(8)
 

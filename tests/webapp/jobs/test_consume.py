@@ -9,7 +9,7 @@ from webapp.jobs import consume
 from webapp.jobs.consume import StreamConsumer
 from webapp.jobs.models import Attempt, AttemptEvent, Job
 
-pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+pytestmark = pytest.mark.django_db(databases="__all__")
 LINE = ("log", {"stream": "stdout", "text": "hello"})
 
 

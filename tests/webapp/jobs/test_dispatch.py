@@ -16,7 +16,7 @@ from webapp.jobs.dispatch import Dispatcher, bury_stuck, dispatch_due, ping_host
 from webapp.jobs.models import Command
 from webapp.jobs.services import job_stop
 
-pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+pytestmark = pytest.mark.django_db(databases="__all__")
 
 
 class Bell:

@@ -15,7 +15,7 @@ from webapp.jobs.services import job_submit
 from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
 
-pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+pytestmark = pytest.mark.django_db(databases="__all__")
 MEASURED = {"step_seconds": 2.0, "peak_memory_bytes": 1.5e9, "perplexity": 40.0, "parameters": 7e6}
 PREDICTION = {
     "step_seconds": {"value": 1.0, "low": 0.5, "high": 2.5, "unit": "seconds"},

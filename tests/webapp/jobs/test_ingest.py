@@ -1,6 +1,7 @@
 """The one door for numbered events: nothing twice, nothing missing, nothing out of order."""
 
 import pytest
+from django.conf import settings as django_settings
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,9 +16,13 @@ from webapp.jobs.services import job_stop, new_attempt
 from webapp.metrics.models import MetricBatch
 from webapp.metrics.read import read_raw
 
-pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+pytestmark = pytest.mark.django_db(databases="__all__")
 LINE = ("log", {"stream": "stdout", "text": "hello"})
 POINT = ("metric", {"source": "job", "values": {"loss": 2.5}, "step": 3})
+
+
+def metrics_database() -> str:
+    return django_settings.METRICS_DATABASE
 
 
 def accept(attempt: Attempt, *events, first: int = 1) -> int:
@@ -168,7 +173,8 @@ def test_points_of_a_batch_that_did_not_commit_are_not_doubled(attempt, monkeypa
         patch.setattr(ingest, "apply_event", crash)
         with pytest.raises(RuntimeError, match="power cut"):
             accept(attempt, POINT, POINT, LINE)
-    assert MetricBatch.objects.count() == 1  # what the crash left in the other database
+    is_apart = metrics_database() != "default"
+    assert MetricBatch.objects.exists() == is_apart  # what the crash left in the other database
     accept(attempt, POINT, POINT, LINE, POINT)
     assert read_raw(attempt.pk, "job", "loss").seq.tolist() == [1, 2, 4]
 

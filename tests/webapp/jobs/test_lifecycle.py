@@ -6,7 +6,7 @@ from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, claim
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import AttemptEvent, Job
 
-pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+pytestmark = pytest.mark.django_db(databases="__all__")
 
 
 def test_a_submitted_job_gets_its_free_host_at_once(job):

@@ -20,7 +20,7 @@ from webapp.jobs.services import (
     queue_expire,
 )
 
-pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+pytestmark = pytest.mark.django_db(databases="__all__")
 
 
 def test_a_new_job_is_a_draft_with_its_spec(draft):

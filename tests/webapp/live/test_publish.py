@@ -10,7 +10,7 @@ from webapp.jobs.ingest import events_accept
 from webapp.live import publish as publish_module
 from webapp.live.publish import STREAM, publish
 
-pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+pytestmark = pytest.mark.django_db(databases="__all__")
 
 
 @pytest.fixture(autouse=True)

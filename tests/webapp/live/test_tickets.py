@@ -6,7 +6,7 @@ from django.contrib.auth.models import AnonymousUser
 from webapp.live.tickets import read_ticket, ticket_for
 from webapp.plans.models import Plan
 
-pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+pytestmark = pytest.mark.django_db(databases="__all__")
 
 
 def topics(user, *wanted: str) -> tuple[str, ...]:

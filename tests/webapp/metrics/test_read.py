@@ -9,7 +9,7 @@ from webapp.metrics.models import MetricSource
 from webapp.metrics.read import Range, read_series
 from webapp.metrics.rollup import roll_up
 
-pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+pytestmark = pytest.mark.django_db(databases="__all__")
 
 
 def seal(*, is_rolled: bool = False) -> None:

@@ -8,7 +8,7 @@ from webapp.metrics import store
 from webapp.metrics.models import MetricChunk, MetricSource
 from webapp.metrics.rollup import WINDOW_MS, bucket, decode_band, roll_up
 
-pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+pytestmark = pytest.mark.django_db(databases="__all__")
 
 
 def sealed(first: int, count: int, step_ms: int = 1000) -> MetricSource:

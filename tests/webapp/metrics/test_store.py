@@ -12,7 +12,7 @@ from webapp.metrics import store
 from webapp.metrics.models import MetricBatch, MetricChunk, MetricSource
 from webapp.metrics.read import Range, read_raw
 
-pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+pytestmark = pytest.mark.django_db(databases="__all__")
 EVERYTHING = 10**9
 
 

@@ -8,7 +8,7 @@ from webapp.metrics import store
 from webapp.metrics.models import MetricBatch, MetricChunk
 from webapp.metrics.upkeep import prune_old, seal_due
 
-pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+pytestmark = pytest.mark.django_db(databases="__all__")
 POINT = ("metric", {"source": "job", "values": {"loss": 2.5}})
 
 
