@@ -41,7 +41,12 @@ def estimate_request(request: EstimateRequest, *, explain: bool = True) -> Estim
         fits=outcome.fits,
         memory=memory,
         performance=outcome.performance,
-        interval=intervals_of(confidence, outcome.performance, memory),
+        interval=intervals_of(
+            confidence,
+            outcome.performance,
+            memory,
+            queued=isinstance(request.workload, ServeWorkload),
+        ),
         error_class=confidence.error_class,
         bound_by=outcome.bound_by,
         time_breakdown_seconds={

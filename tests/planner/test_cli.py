@@ -1,0 +1,167 @@
+"""The command line: JSON Lines in order, errors by name, exit statuses."""
+
+import io
+import json
+import sys
+
+import pytest
+
+from planner.__main__ import main
+from tests.planner.asking import LLAMA_70B, LLAMA_405B, document
+
+
+def run(monkeypatch, capsys, arguments, lines=()):
+    text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    status = main(arguments)
+    return status, capsys.readouterr()
+
+
+def test_each_line_is_answered_in_order_with_its_id(monkeypatch, capsys):
+    lines = [document(id=name) for name in ("a", "b", "c")]
+
+    status, output = run(monkeypatch, capsys, ["estimate"], lines)
+
+    answers = [json.loads(line) for line in output.out.splitlines()]
+    assert status == 0
+    assert [answer["id"] for answer in answers] == ["a", "b", "c"]
+    assert all(answer["fits"] for answer in answers)
+
+
+def test_a_wrong_line_gives_an_error_and_the_run_goes_on(monkeypatch, capsys):
+    lines = [document(id=1, device="h1000"), document(id=2)]
+
+    status, output = run(monkeypatch, capsys, ["estimate"], lines)
+
+    wrong, right = (json.loads(line) for line in output.out.splitlines())
+    assert status == 3
+    assert wrong["id"] == 1
+    assert wrong["error"]["code"] == "unknown_device"
+    assert wrong["error"]["field"] == "cluster.device"
+    assert right["fits"]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"workload": {"kind": "serve", "input_tokens": -1, "output_tokens": 5}}, "input_tokens"),
+        ({"workload": {"kind": "dance"}}, "workload"),
+        ({"strategy": {"zero_stage": 7}}, "strategy.zero_stage"),
+        ({"surprise": 1}, "surprise"),
+        ({"cluster": {"device": {"memory_bytes": 5}}}, "memory_bandwidth_bytes_per_second"),
+    ],
+)
+def test_a_wrong_field_is_named(monkeypatch, capsys, change, field):
+    _, output = run(monkeypatch, capsys, ["estimate"], [document(id=9, **change)])
+
+    error = json.loads(output.out)["error"]
+    assert field in error["field"]
+    assert field.rsplit(".", maxsplit=1)[-1] in error["message"]
+
+
+def test_a_line_that_is_no_json_is_an_error_too(monkeypatch, capsys):
+    status, output = run(monkeypatch, capsys, ["estimate"], ["{nonsense"])
+
+    assert status == 3
+    assert json.loads(output.out)["error"]["code"] == "bad_request"
+
+
+def test_empty_lines_are_skipped(monkeypatch, capsys):
+    status, output = run(monkeypatch, capsys, ["estimate"], ["", document(id=1), ""])
+
+    assert status == 0
+    assert len(output.out.splitlines()) == 1
+
+
+def test_fields_that_do_not_apply_are_absent(monkeypatch, capsys):
+    _, output = run(monkeypatch, capsys, ["estimate"], [document(id=1)])
+
+    answer = json.loads(output.out)
+    assert "mfu" not in answer["performance"]
+    assert "gradients" not in answer["memory"]["breakdown_bytes"]
+    assert "host_bytes" not in answer["memory"]
+
+
+def test_a_plan_is_one_document_and_status_zero(monkeypatch, capsys):
+    status, output = run(monkeypatch, capsys, ["plan"], [document(objective="latency")])
+
+    answer = json.loads(output.out)
+    assert status == 0
+    assert set(answer) >= {"plans", "pareto", "rejected", "suggestions", "searched", "calibration"}
+    assert answer["plans"][0]["techniques"]
+
+
+def test_nothing_fits_is_status_three(monkeypatch, capsys):
+    status, output = run(monkeypatch, capsys, ["plan"], [document(model=LLAMA_405B)])
+
+    assert status == 3
+    assert json.loads(output.out)["rejected"]
+
+
+def test_a_wrong_request_is_status_two_with_one_line_of_words(monkeypatch, capsys):
+    status, output = run(monkeypatch, capsys, ["plan"], [document(model="nobody/nothing")])
+
+    assert status == 2
+    assert "nobody/nothing" in output.err
+    assert "Traceback" not in output.err
+
+
+@pytest.mark.parametrize("kind", ["models", "devices", "techniques"])
+def test_every_catalog_lists_entries_with_their_source(monkeypatch, capsys, kind):
+    _, output = run(monkeypatch, capsys, [kind, "--json"])
+
+    rows = json.loads(output.out)
+    assert len(rows) >= 25
+    assert all(row["source"] for row in rows)
+
+
+def test_a_catalog_as_text_has_one_line_per_entry(monkeypatch, capsys):
+    _, output = run(monkeypatch, capsys, ["models"])
+
+    assert output.out.splitlines()[0].startswith("meta-llama/Llama-3.1-8B")
+    assert "8,030,261,248 parameters" in output.out
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "field", "value"),
+    [
+        ("models", LLAMA_70B, "parameters", 70_553_706_496),
+        ("devices", "h100", "id", "h100-sxm5-80gb"),
+        ("techniques", "gptq", "key", "gptq"),
+    ],
+)
+def test_one_entry_can_be_asked_for(monkeypatch, capsys, kind, key, field, value):
+    _, output = run(monkeypatch, capsys, [kind, "--json", key])
+
+    assert json.loads(output.out)[field] == value
+
+
+@pytest.mark.parametrize("kind", ["models", "devices", "techniques"])
+def test_an_unknown_entry_is_status_two(monkeypatch, capsys, kind):
+    status, output = run(monkeypatch, capsys, [kind, "zzz-unknown"])
+
+    assert status == 2
+    assert "zzz-unknown" in output.err
+
+
+def test_the_first_plan_of_a_request_can_be_exported(monkeypatch, capsys):
+    request = document(model=LLAMA_70B, devices=8, engine="vllm")
+
+    status, output = run(monkeypatch, capsys, ["export", "--format", "vllm"], [request])
+
+    assert status == 0
+    assert output.out.startswith(f"vllm serve {LLAMA_70B} --tensor-parallel-size")
+
+
+def test_a_chosen_plan_is_exported_as_it_is(monkeypatch, capsys):
+    request = document(model=LLAMA_70B, devices=8, engine="vllm", top=3)
+    _, planned = run(monkeypatch, capsys, ["plan"], [request])
+    third = json.loads(planned.out)["plans"][2]
+
+    _, output = run(
+        monkeypatch, capsys, ["export", "--format", "torchrun"], [{**request, "plan": third}]
+    )
+
+    expected = third["strategy"]["tensor_parallel_size"]
+    assert f"export TENSOR_PARALLEL_SIZE={expected}" in output.out
+    assert "torchrun --nnodes=1 --nproc-per-node=8 --standalone" in output.out

@@ -1,0 +1,40 @@
+"""The planner stays light: no web framework, no tensors, on import and while it works."""
+
+import subprocess
+import sys
+
+HEAVY = ("django", "torch", "celery", "redis", "transformers", "plotly", "httpx")
+
+
+def loaded_after(statement: str) -> set[str]:
+    code = f"{statement}; import sys; print(*sorted(m.split('.')[0] for m in sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    return set(done.stdout.split())
+
+
+def test_importing_the_planner_loads_nothing_heavy():
+    assert loaded_after("import planner").isdisjoint(HEAVY)
+
+
+def test_importing_the_planner_loads_neither_numpy_nor_pydantic():
+    assert loaded_after("import planner").isdisjoint({"numpy", "pydantic"})
+
+
+def test_the_doors_load_nothing_heavy_either():
+    assert loaded_after("from planner import estimate, plan").isdisjoint(HEAVY)
+
+
+def test_the_doors_are_the_same_ones():
+    import planner
+    from planner import api
+
+    assert planner.estimate is api.estimate
+    assert planner.plan is api.plan
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    import planner
+
+    assert not hasattr(planner, "predict")
