@@ -62,10 +62,10 @@
     /* Points are [t_ms, value] in base units, in order; what is already drawn is passed over. */
     append(points) {
       const trace = this.measured;
-      const start = this.figure.layout.meta.start_ms;
+      const { start_ms: start, origin_ms: origin } = this.figure.layout.meta;
       let last = trace.x.length ? trace.x[trace.x.length - 1] : -Infinity;
       for (const [t, value] of points) {
-        const x = t - start;
+        const x = origin + t - start;
         if (x <= last) continue;
         trace.x.push(x);
         trace.y.push(value * trace.meta.scale);
@@ -86,7 +86,7 @@
 
     fit(last) {
       const { xaxis, yaxis, meta } = this.figure.layout;
-      if (last > xaxis.range[1]) this.reach(last * 1.1);
+      if (last > xaxis.range[1]) this.reach(last + 0.1 * (last - meta.origin_ms));
       if (meta.from_zero) {
         const top = Math.max(...this.figure.data.flatMap((trace) => trace.y)); // null counts as 0
         if (top > 0) yaxis.range = [0, top * 1.08];
@@ -95,9 +95,10 @@
 
     /* Let the time axis, and what is predicted along it, end there. */
     reach(end) {
-      this.figure.layout.xaxis.range = [0, end];
+      const origin = this.figure.layout.meta.origin_ms;
+      this.figure.layout.xaxis.range = [origin, end];
       for (const trace of this.figure.data) {
-        if (trace.meta && trace.meta.spans === "x") trace.x = trace.x.map((x) => (x > 0 ? end : 0));
+        if (trace.meta && trace.meta.spans === "x") trace.x = trace.x.map((x) => (x > origin ? end : origin));
       }
       this.isDirty = true;
     }
@@ -167,9 +168,10 @@
 
   /* Where the axes end: what the job itself expects; small changes of mind are passed over. */
   const expect = (length) => charts.forEach((chart) => {
-    const end = chart.figure.layout.xaxis.range[1];
-    const last = chart.measured.x.at(-1) ?? 0;
-    if (length > last && Math.abs(length - end) > 0.05 * end) chart.reach(length);
+    const { meta, xaxis } = chart.figure.layout;
+    const before = xaxis.range[1] - meta.origin_ms;
+    const last = (chart.measured.x.at(-1) ?? meta.origin_ms) - meta.origin_ms;
+    if (length > last && Math.abs(length - before) > 0.05 * before) chart.reach(meta.origin_ms + length);
   });
 
   window.slipway = window.slipway || {};
@@ -179,7 +181,8 @@
     expect,
     lastInstant: () => Math.max(0, ...[...charts.values()].map((chart) => {
       const { x } = chart.measured;
-      return x.length ? chart.figure.layout.meta.start_ms + x[x.length - 1] : 0;
+      const { start_ms: start, origin_ms: origin } = chart.figure.layout.meta;
+      return x.length ? start + x[x.length - 1] - origin : 0;
     })),
     adopt,
     has: () => charts.size > 0,

@@ -54,6 +54,16 @@
     pending = setTimeout(refresh, wait);
   };
 
+  /* What is left of a token's hour. */
+  const countDown = () => {
+    for (const element of document.querySelectorAll("[data-countdown]")) {
+      const left = Math.max(0, Math.round((Date.parse(element.dataset.countdown) - Date.now()) / 1000));
+      element.textContent = `${Math.floor(left / 60)}:${String(left % 60).padStart(2, "0")} min`;
+      if (left === 0) refreshSoon(false);
+    }
+  };
+  setInterval(countDown, 1000);
+
   document.addEventListener("live:resync", () => refreshSoon(true));
   document.addEventListener("live:poll", () => refreshSoon(true));
 
@@ -77,6 +87,18 @@
     }
     for (const [name, column] of columns) charts?.append(name, column);
   };
+
+  /* What the supervisor noted stands between the lines of output. */
+  const NOTES = {
+    started: ({ pid }) => `process ${pid} started`,
+    phase: ({ name }) => name,
+    artefact: ({ name, total_bytes: bytes }) => `left ${name}, ${(bytes / 2 ** 20).toFixed(1)} MiB`,
+    exited: ({ signal, exit_code: code }) => (signal ? `ended by signal ${signal}` : `ended with exit code ${code}`),
+  };
+  const LOG_KINDS = ["log", ...Object.keys(NOTES)].join(",");
+  const asLine = ({ seq, t_ms: t, kind, body }) => (
+    NOTES[kind] ? { seq, t_ms: t, stream: "supervisor", text: NOTES[kind](body) } : { seq, t_ms: t, ...body }
+  );
 
   const write = (lines) => {
     if (!log) return;
@@ -111,10 +133,8 @@
         }
       }
       if (log) {
-        const answer = await fetch(`${job.dataset.eventsUrl}?${new URLSearchParams({ after: lastSeq, kind: "log" })}`);
-        if (answer.ok) {
-          write((await answer.json()).events.map(({ seq, t_ms, body }) => ({ seq, t_ms, ...body })));
-        }
+        const answer = await fetch(`${job.dataset.eventsUrl}?${new URLSearchParams({ after: lastSeq, kind: LOG_KINDS })}`);
+        if (answer.ok) write((await answer.json()).events.map(asLine));
       }
     } catch { /* the next poll tries again */ }
   };
@@ -140,6 +160,7 @@
     if (event === "job.metric") append(data.points);
     else if (event === "job.log") write(data.lines);
     else refreshSoon(event === "job.state");
+    if (event === "job.state" || data.phase) catchUp();
     if (event === "job.state" && FINAL.has(data.state)) finish();
   });
   document.addEventListener("live:resync", catchUp);

@@ -22,9 +22,9 @@ JOB_PATH = re.compile(r"/jobs/([0-9A-Z]{26})/")
 def log_in(page: Page, base_url: str, user: str) -> None:
     """Log in through the page that everyone sees first."""
     page.goto(f"{base_url}/login/")
-    page.get_by_label("Username").fill(user)
-    page.get_by_label("Password").fill(PASSWORD)
-    page.get_by_role("button", name="Log in").click()
+    page.locator("#id_username").fill(user)
+    page.locator("#id_password").fill(PASSWORD)
+    page.locator("main button").click()
     page.wait_for_url(lambda url: "/login/" not in url)
 
 

@@ -1,7 +1,8 @@
 """Plotly figures as plain dictionaries, all drawn through one template of design tokens.
 
 Colours are written as ``var(--token)``; the browser puts the theme's own value in, so that one
-figure serves light and dark. Time is milliseconds since the attempt began, on a date axis.
+figure serves light and dark. Time is milliseconds since the attempt began on a date axis,
+counted from ``ORIGIN_MS``: Plotly takes small numbers on such an axis for years.
 """
 
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from webapp.core.display import quantity
 
 Figure = dict[str, Any]
 MAX_POINTS = 500
+ORIGIN_MS = 946_684_800_000  # midnight, 1 January 2000 UTC
 CLOCK = [
     {"dtickrange": [None, 3_600_000], "value": "%-M:%S"},
     {"dtickrange": [3_600_000, None], "value": "%-H:%M h"},
@@ -85,7 +87,7 @@ def _measured(chart: ChartSpec, series: Series, start_ms: int) -> Figure:
         "type": "scatter",
         "mode": "lines",
         "name": "measured",
-        "x": [t - start_ms for t in series.t_ms],
+        "x": [ORIGIN_MS + t - start_ms for t in series.t_ms],
         "y": [None if value is None else value * chart.scale for value in series.values],
         "line": {"color": "var(--measured)", "width": 1.75},
         "hovertemplate": f"%{{y:,.4~r}} {chart.axis}<extra>measured</extra>",
@@ -93,14 +95,14 @@ def _measured(chart: ChartSpec, series: Series, start_ms: int) -> Figure:
     }
 
 
-def _predicted(chart: ChartSpec, prediction: Prediction, end_ms: float) -> list[Figure]:
+def _predicted(chart: ChartSpec, prediction: Prediction, end: int) -> list[Figure]:
     """Return the band of the 80 % interval and the dashed line of the prediction."""
     value = prediction.value * chart.scale
     line = {
         "type": "scatter",
         "mode": "lines",
         "name": "predicted",
-        "x": [0, end_ms],
+        "x": [ORIGIN_MS, end],
         "y": [value, value],
         "line": {"color": "var(--predicted)", "width": 1.5, "dash": "6px,4px"},
         "hovertemplate": f"%{{y:,.4~r}} {chart.axis}<extra>predicted</extra>",
@@ -113,7 +115,7 @@ def _predicted(chart: ChartSpec, prediction: Prediction, end_ms: float) -> list[
         "type": "scatter",
         "mode": "lines",
         "name": "80 % interval",
-        "x": [0, end_ms, end_ms, 0],
+        "x": [ORIGIN_MS, end, end, ORIGIN_MS],
         "y": [low, low, high, high],
         "fill": "toself",
         "fillcolor": "var(--band)",
@@ -138,15 +140,15 @@ def figure(
     """
     last = max((t - start_ms for t in series.t_ms), default=0)
     length = max(end_ms - start_ms, last, 1000)
-    data = [] if prediction is None else _predicted(chart, prediction, length)
+    data = [] if prediction is None else _predicted(chart, prediction, ORIGIN_MS + length)
     data.append(_measured(chart, series, start_ms))
     layout = template()
-    layout["xaxis"]["range"] = [0, length]
+    layout["xaxis"]["range"] = [ORIGIN_MS, ORIGIN_MS + length]
     if chart.from_zero:
         tops = [y for trace in data for y in trace["y"] if y is not None]
         layout["yaxis"]["range"] = [0, max(tops, default=1.0) * 1.08 or 1.0]
     layout["uirevision"] = chart.key
-    layout["meta"] = {"start_ms": start_ms, "from_zero": chart.from_zero}
+    layout["meta"] = {"start_ms": start_ms, "origin_ms": ORIGIN_MS, "from_zero": chart.from_zero}
     return {"data": data, "layout": layout}
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from webapp.charts.figures import Figure
+from webapp.charts.figures import ORIGIN_MS, Figure
 from webapp.core.units import number
 
 WIDTH, HEIGHT = 462, 158
@@ -77,7 +77,7 @@ def drawing(figure: Figure) -> dict[str, Any]:
             for v in levels
         ],
         "times": [
-            {"x": f"{box.x(v):.1f}", "text": clock(v)}
+            {"x": f"{box.x(v):.1f}", "text": clock(v - ORIGIN_MS)}
             for v in (box.x0, (box.x0 + box.x1) / 2, box.x1)
         ],
     }

@@ -96,12 +96,16 @@ def _identity(token: EnrolmentToken | None) -> str:
     return "credential issued, token used up" if token else "credential issued"
 
 
+def clock_words(offset_ms: int) -> str:
+    """Return how far a host's clock is off, in words."""
+    return f"{abs(offset_ms)} ms {'behind' if offset_ms < 0 else 'ahead of'} this server's"
+
+
 def _clock(host: Host) -> Check:
     offset = host.clock_offset_ms
     if offset is None:
         return Check("Clock")
-    side = "behind" if offset < 0 else "ahead of"
-    words = f"{abs(offset)} ms {side} this server"
+    words = clock_words(offset)
     if abs(offset) > MAX_CLOCK_OFFSET_MS:
         fix = "Signed messages need clocks within a minute. Switch time synchronisation on there:"
         return Check("Clock", BAD, words, fix, "sudo timedatectl set-ntp true")

@@ -15,7 +15,7 @@ from django.views.decorators.http import require_GET, require_POST
 from webapp.accounts.models import Role
 from webapp.accounts.roles import has_role, visible_or_404
 from webapp.core.units import clock
-from webapp.hosts.checks import machine_words
+from webapp.hosts.checks import clock_words, machine_words
 from webapp.hosts.contact import Contact, contact_of, silent_seconds
 from webapp.hosts.models import Host, HostState
 from webapp.hosts.services import credential_revoke, host_set_state
@@ -117,6 +117,7 @@ def host_detail(request: HttpRequest, slug: str) -> HttpResponse:
         "factors": factors_of(host.calibration),
         "bench": bench_of(host),
         "beat": host.last_beat,
+        "clock_words": clock_words(host.clock_offset_ms or 0),
         "is_operator": has_role(request.user, host.team, Role.OPERATOR),
     }
     context |= live_context(request, [f"host:{host.pk}", "jobs"])

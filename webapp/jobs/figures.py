@@ -208,8 +208,8 @@ def answer(rows: Sequence[Compared]) -> str:
         return ""
     inside = sum(1 for figure in judged if _is_inside(figure))
     if inside == len(judged):
-        return "Every predicted figure holds its 80 % interval."
-    return f"{inside} of {len(judged)} predicted figures hold their 80 % interval."
+        return "Every measured figure lies inside its 80 % interval."
+    return f"{inside} of {len(judged)} measured figures lie inside their 80 % interval."
 
 
 def _is_inside(figure: Figure) -> bool:

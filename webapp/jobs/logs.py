@@ -1,11 +1,14 @@
-"""The output of an attempt as lines with their instant and stream, ready for the page."""
+"""The log of an attempt: its output line by line, between what its supervisor noted of it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
+from webapp.core.units import memory
 from webapp.jobs.models import Attempt, AttemptEvent
 
+SUPERVISOR = "supervisor"
 LEVELS = (("error", "bad"), ("traceback", "bad"), ("critical", "bad"), ("warn", "warn"))
 
 
@@ -29,9 +32,7 @@ def log_lines(attempt: Attempt | None, *, limit: int, needle: str = "") -> list[
     """Return the last ``limit`` lines of an attempt, or of its lines that hold ``needle``."""
     if attempt is None:
         return []
-    events = AttemptEvent.objects.filter(attempt=attempt, kind="log").order_by("-seq")
-    if needle:
-        events = events.filter(body__text__icontains=needle)
+    events = AttemptEvent.objects.filter(attempt=attempt, kind__in=LOG_KINDS).order_by("-seq")
     lines = [line for event in reversed(events[:limit]) for line in lines_of(event)]
     if needle:
         lines = [line for line in lines if needle.lower() in line.text.lower()]
@@ -39,9 +40,26 @@ def log_lines(attempt: Attempt | None, *, limit: int, needle: str = "") -> list[
 
 
 def lines_of(event: AttemptEvent) -> Iterable[Line]:
-    """Split one piece of output into its lines; progress bars keep only their last state."""
+    """Return the lines of one event; of a progress bar's states only the last is kept."""
     at = datetime.fromtimestamp(event.t_ms / 1000, tz=UTC)
+    if note := _NOTES.get(event.kind):
+        yield Line(event.seq, at, SUPERVISOR, note(event.body))
+        return
     for text in str(event.body.get("text", "")).splitlines():
-        yield Line(
-            event.seq, at, str(event.body.get("stream", "stdout")), text.rpartition("\r")[2]
-        )
+        stream = str(event.body.get("stream", "stdout"))
+        yield Line(event.seq, at, stream, text.rpartition("\r")[2])
+
+
+def _exit_words(body: Mapping[str, Any]) -> str:
+    if body.get("signal"):
+        return f"ended by signal {body['signal']}"
+    return f"ended with exit code {body.get('exit_code')}"
+
+
+_NOTES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "started": lambda body: f"process {body.get('pid')} started",
+    "phase": lambda body: str(body.get("name", "")),
+    "artefact": lambda body: f"left {body.get('name')}, {memory(body.get('total_bytes', 0))}",
+    "exited": _exit_words,
+}
+LOG_KINDS = ("log", *_NOTES)

@@ -18,6 +18,7 @@ from webapp.metrics.read import Series as StoredSeries
 from webapp.metrics.read import read_series
 
 TABLE_ROWS = 24
+GAP_MS = 20_000  # two beats: longer than any metric's usual period
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,14 @@ def _gpu_metrics(job: Job) -> set[str]:
 
 
 def _series(stored: StoredSeries) -> Series:
-    values = tuple(None if math.isnan(value) else value for value in stored.value.tolist())
-    return Series(stored.metric, tuple(stored.t_ms.tolist()), values)
+    """Return a stored series for the page: a short silence is the job's own pace, no gap."""
+    times, values = stored.t_ms.tolist(), stored.value.tolist()
+    kept = [
+        (t, None if math.isnan(value) else value)
+        for i, (t, value) in enumerate(zip(times, values, strict=True))
+        if not math.isnan(value) or times[i + 1] - times[i - 1] >= GAP_MS
+    ]
+    return Series(stored.metric, tuple(t for t, _ in kept), tuple(value for _, value in kept))
 
 
 def _draw(
@@ -109,11 +116,20 @@ def _ms(instant: datetime) -> int:
     return int(instant.timestamp() * 1000)
 
 
-def latest_values(drawn: list[Drawn]) -> Mapping[str, float]:
-    """Return what the running job measured so far, by the names of the prediction."""
-    found = {}
-    for each in drawn:
-        if each.chart.predicted and (values := sorted(each.series.known)):
-            is_peak = each.chart.unit == "bytes"
-            found[each.chart.predicted] = values[-1] if is_peak else values[len(values) // 2]
+def latest_values(job: Job, drawn: Iterable[Drawn]) -> dict[str, float]:
+    """Return what a running job measured so far, by the names of the prediction."""
+    found = {
+        each.chart.predicted: _so_far(each.series, is_peak=each.chart.unit == "bytes")
+        for each in drawn
+        if each.chart.predicted and each.series.known
+    }
+    rest = [name for name in predictions(job) if name not in found]
+    if job.current_attempt and rest:
+        stored = read_series(job.current_attempt.pk, rest, points=MAX_POINTS)
+        found |= {each.metric: _so_far(_series(each), is_peak=False) for each in stored}
     return found
+
+
+def _so_far(series: Series, *, is_peak: bool) -> float:
+    values = sorted(series.known)
+    return values[-1] if is_peak else values[len(values) // 2]

@@ -31,6 +31,7 @@ from webapp.modelhub.models import TeamModel
 
 TAIL_LINES = 200
 LOG_PAGE_LINES = 2000
+NARROW_DTYPES = frozenset({"int8", "int4"})  # already compressed: nothing narrower runs
 TABS = (
     ("job-detail", "Overview"),
     ("job-metrics", "Metrics"),
@@ -127,7 +128,7 @@ def overview_context(job: Job, drawn: list[Drawn]) -> dict[str, Any]:
     """Return what the first tab adds: figures, charts, the outcome and the end of the log."""
     attempt = job.current_attempt
     measurements = list(Measurement.objects.filter(attempt=attempt)) if attempt else []
-    rows = figures.compared(job, measurements, latest_values(drawn))
+    rows = figures.compared(job, measurements, latest_values(job, drawn))
     return {
         "charts": drawn,
         "chart_metrics": metrics_of(drawn),
@@ -135,6 +136,7 @@ def overview_context(job: Job, drawn: list[Drawn]) -> dict[str, Any]:
         "answer": figures.answer(rows),
         "changes": figures.before_after(job),
         "weight_dtype": job.spec.get("weight_dtype"),
+        "narrow_dtypes": NARROW_DTYPES,
         "artefacts": artefacts_of(job),
         "models": models_of(job),
         **log_context(log_lines(attempt, limit=TAIL_LINES)),
@@ -198,5 +200,5 @@ def listings_of(job: Job) -> list[tuple[str, list[tuple[str, int, str]]]]:
 
 def models_of(job: Job) -> list[TeamModel]:
     """Return the models that the job's current attempt added to the team's models."""
-    made = TeamModel.objects.filter(attempt_id=job.current_attempt_id or "none")
-    return [model for model in made if isinstance(model, TeamModel)]
+    attempt = job.current_attempt_id
+    return list(TeamModel.objects.filter(attempt_id=attempt)) if attempt else []
