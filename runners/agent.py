@@ -122,7 +122,7 @@ class Agent:
             self._tend_bench()
             if self._clock() >= self._next_beat:
                 self._beat()
-        except OSError:  # a full disk, a folder taken away: the jobs go on meanwhile
+        except Exception:  # a full disk, a folder taken away: the jobs go on meanwhile
             log.exception("the agent could not do its round; it goes on")
             self._next_beat = self._clock() + LIVE_BEAT_SECONDS
 

@@ -251,7 +251,7 @@ class MetricPoint(Message):
 
     Names: loss, tokens_per_second, step_seconds, learning_rate, grad_norm (source "job");
     rss_bytes (sum over the attempt's processes), cpu_utilization (cores busy: 1.0 is one core
-    full), gpu<i>_memory_bytes, gpu<i>_utilization (source "host").
+    full) (source "host"); gpu<i>_memory_bytes, gpu<i>_utilization (source "gpu").
     """
 
     source: str

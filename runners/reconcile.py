@@ -40,7 +40,7 @@ _PHASES: dict[Verdict, AttemptPhase] = {
     Verdict.HOST_REBOOTED: "running",
     Verdict.FINISHED: "exited",
 }
-GONE = frozenset({404, 409, 410})  # the attempt is not ours to run, and never will be
+GONE = frozenset({409, 410})  # the attempt is not ours to run, and never will be
 
 
 class Reconciler:
@@ -79,14 +79,19 @@ class Reconciler:
     def reap(self) -> dict[str, Verdict]:
         """Write the ends that nobody wrote, and return the verdicts that then hold."""
         verdicts = self.judge()
-        for attempt_id, verdict in verdicts.items():
+        for attempt_id, verdict in list(verdicts.items()):
             folder = self._folder(attempt_id)
-            if reason := LOST.get(verdict):
+            reason = LOST.get(verdict)
+            if reason is None and (verdict is not Verdict.FINISHED or folder.is_settled):
+                continue
+            if reason:
                 log.warning("attempt %s: %s", attempt_id, reason)
-                folder.settle(reason)
+            try:
+                folder.settle(reason or Reason.INTERNAL)
                 verdicts[attempt_id] = Verdict.FINISHED
-            elif verdict is Verdict.FINISHED and not folder.is_settled:
-                folder.settle(Reason.INTERNAL)
+            except ValueError:  # what is on disk is not what we write
+                self._quarantine(folder)
+                del verdicts[attempt_id]
         return verdicts
 
     def statuses(self) -> tuple[AttemptStatus, ...]:

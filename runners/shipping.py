@@ -66,15 +66,22 @@ class Shipping:
             told, self._told = self._told, {}
         num_sent = 0
         for folder in attempt_folders(self._host_dir.attempts):
-            shipper = self._shipper(folder)
-            if shipper is None:
-                continue
-            if folder.attempt_id in told:
-                shipper.learn(told[folder.attempt_id])
-            num_sent += shipper.pump()
-            if shipper.is_done:
-                shipper.finish()
+            try:
+                num_sent += self._ship(folder, told.get(folder.attempt_id))
+            except Exception:  # one attempt's damage must not hold up the others
+                log.exception("attempt %s could not be shipped", folder.attempt_id)
         return BUSY_SECONDS if num_sent or self._shippers else IDLE_SECONDS
+
+    def _ship(self, folder: AttemptFolder, told: int | None) -> int:
+        shipper = self._shipper(folder)
+        if shipper is None:
+            return 0
+        if told is not None:
+            shipper.learn(told)
+        num_sent = shipper.pump()
+        if shipper.is_done:
+            shipper.finish()
+        return num_sent
 
     def close(self) -> None:
         """Let other processes ship."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 MAX_LINE_BYTES = 1024**2
+JOB_SOURCES = ("job", "gpu")
 
 Body = dict[str, Any]
 
@@ -97,7 +98,9 @@ def _metric(body: Body) -> Body:
     if not values:
         raise EventRefusedError("a metric event holds no finite number")
     step = body.get("step")
-    return {"source": "job", "values": values, "step": step if _is_whole(step) else None}
+    source = body.get("source")
+    source = source if source in JOB_SOURCES else "job"  # "host" is the supervisor's own
+    return {"source": source, "values": values, "step": step if _is_whole(step) else None}
 
 
 def _log(body: Body) -> Body:

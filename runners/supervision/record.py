@@ -4,6 +4,7 @@ The exit record has its space reserved when the attempt starts, so that it can b
 on a full disk. Standard library only.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -66,15 +67,28 @@ def is_locked(path: Path) -> bool:
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a document so that a reader finds the old one or the new one, never a part."""
+    """Write a document so that a reader finds the old one or the new one, never a part.
+
+    Raises:
+        OSError: the disk does not take it whole; the old one stays.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    data = json.dumps(document).encode()
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        os.write(handle, json.dumps(document).encode())
-        os.fsync(handle)
+        _write_whole(handle, data)
+    except OSError:
+        temporary.unlink()
+        raise
     finally:
         os.close(handle)
     temporary.replace(path)
+
+
+def _write_whole(handle: int, data: bytes) -> None:
+    if os.write(handle, data) < len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.fsync(handle)
 
 
 def read_json(path: Path) -> Record | None:

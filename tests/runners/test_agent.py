@@ -33,8 +33,9 @@ def running(code: str) -> Callable:
 
 
 @pytest.fixture
-def serve(host_dir, credential, attempts) -> Callable:
+def serve(host_dir, credential, attempts, monkeypatch) -> Callable:
     """Run an agent in a thread while a block runs; ``attempts`` ends its jobs afterwards."""
+    monkeypatch.setattr("runners.agent.LOOK_SECONDS", 0.1)
 
     @contextmanager
     def served(
@@ -250,6 +251,21 @@ def test_a_damaged_folder_goes_aside_and_the_others_run(acceptor, serve, attempt
     told = next(beat.problems for beat in acceptor.beats if beat.problems)
     assert "the folder of attempt broken is damaged" in told[0]
     assert list(host_dir.quarantine.iterdir())
+
+
+def test_a_spool_that_tells_a_false_end_goes_aside_and_the_others_run(
+    acceptor, serve, attempts, host_dir
+):
+    broken = attempts.make("broken")
+    broken.spool.mkdir()
+    end = '{"seq":1,"t_ms":1,"kind":"exited","body":{"exit_code":"x"}}\n'
+    (broken.spool / "000000000001.jsonl").write_text(end)
+    stored = acceptor.want("a1")
+
+    with serve():
+        wait_for(lambda: stored.has_exited)
+
+    assert [path.name[:6] for path in host_dir.quarantine.iterdir()] == ["broken"]
 
 
 def test_a_model_outside_of_the_roots_is_refused_in_words(acceptor, serve):

@@ -36,6 +36,12 @@ def test_a_job_cannot_speak_as_the_host():
     assert body["source"] == "job"
 
 
+def test_what_a_job_measures_of_its_gpu_keeps_its_source():
+    _, body = parse_line(line("metric", {"source": "gpu", "values": {"gpu0_utilization": 0.5}}))
+
+    assert body["source"] == "gpu"
+
+
 def test_a_loss_that_is_not_a_number_is_left_out_and_the_rest_stays():
     _, body = parse_line(b'{"kind":"metric","body":{"values":{"loss":NaN,"lr":1e999,"tps":5}}}')
 
