@@ -13,7 +13,7 @@ WINDOW_DAYS = 30
 KINDS = (
     ("memory", ("peak_memory_bytes",)),
     ("speed", ("tokens_per_second", "prefill_tokens_per_second", "decode_tokens_per_second")),
-    ("waiting", ("ttft_seconds", "tpot_seconds", "step_seconds")),
+    ("time", ("ttft_seconds", "tpot_seconds", "step_seconds")),
 )
 
 

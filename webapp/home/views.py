@@ -4,6 +4,7 @@ from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.utils.cache import patch_vary_headers
 from django.views.decorators.http import require_GET
 
 from planner.catalog.models import list_models
@@ -40,7 +41,10 @@ def home(request: HttpRequest) -> HttpResponse:
         "is_fresh": not running and not recent,
         "headline": _headline(len(attention), len(running)),
     }
-    return render(request, "home/home.html", context)
+    template = "home/jobs.html" if request.headers.get("HX-Request") else "home/home.html"
+    response = render(request, template, context)
+    patch_vary_headers(response, ["HX-Request"])
+    return response
 
 
 def _headline(num_attention: int, num_running: int) -> str:

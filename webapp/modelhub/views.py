@@ -1,6 +1,6 @@
 """Models: the catalog, the team's own, and what each would need."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from django.contrib import messages
@@ -10,9 +10,11 @@ from django.views.decorators.http import require_GET, require_http_methods
 
 from planner.catalog.models import ModelEntry, get_entry, get_model, list_models
 from planner.errors import PlannerError
+from planner.specs.estimate import Estimate
 from planner.specs.model import ModelSpec
 from webapp.accounts.models import Role
 from webapp.accounts.roles import current_team, require_role
+from webapp.core.problems import Problem
 from webapp.hosts.device import cluster_for_host
 from webapp.hosts.models import Host, HostState
 from webapp.modelhub.forms import ModelNewForm
@@ -25,6 +27,7 @@ from webapp.modelhub.shapes import (
 )
 from webapp.plans.planning import fits_on
 
+CONVERSATION_TOKENS = 2048
 FIT_DTYPES = ("bf16", "int8", "int4")
 UNPROCESSABLE = 422
 
@@ -86,7 +89,8 @@ def model_detail(request: HttpRequest, model_id: str) -> HttpResponse:
             "parameters": num_parameters(shape),
             "parts": parameter_parts(shape),
             "kv": kv_bytes_per_token(shape),
-            "fits": _fits(asked, [host for host in hosts if host.microbench]),
+            "tokens": min(CONVERSATION_TOKENS, shape.max_position_embeddings),
+            "fits": _fits(asked, shape, hosts),
             "dtypes": FIT_DTYPES,
         }
     return render(request, "modelhub/detail.html", context)
@@ -99,13 +103,21 @@ def _entry_or_404(model_id: str) -> ModelEntry:
         raise Http404(model_id) from error
 
 
-def _fits(model: str | dict[str, Any], hosts: Sequence[Host]) -> list[Fit]:
-    """Return for each host whether the model fits with weights of each dtype."""
-    return [Fit(host, tuple(_cell(model, host, dtype) for dtype in FIT_DTYPES)) for host in hosts]
+def _fits(model: str | dict[str, Any], shape: ModelSpec, hosts: Iterable[Host]) -> list[Fit]:
+    """Return for each host of known speed whether the model fits, by weight dtype."""
+    tokens = min(CONVERSATION_TOKENS, shape.max_position_embeddings)
+    rows = []
+    for host in hosts:
+        try:
+            cluster = cluster_for_host(host)
+        except Problem:
+            continue
+        found = [(dtype, fits_on(model, cluster, dtype, tokens)) for dtype in FIT_DTYPES]
+        rows.append(Fit(host, tuple(_cell(dtype, estimate) for dtype, estimate in found)))
+    return rows
 
 
-def _cell(model: str | dict[str, Any], host: Host, dtype: str) -> tuple[str, bool | None, int]:
-    found = fits_on(model, cluster_for_host(host), dtype)
+def _cell(dtype: str, found: Estimate | None) -> tuple[str, bool | None, int]:
     if found is None:
         return dtype, None, 0
     return dtype, found.fits, found.memory.per_device_peak_bytes

@@ -120,10 +120,13 @@ def estimate_generation(
 
 
 def fits_on(
-    model: str | dict[str, Any], cluster: ClusterSpec, weight_dtype: str
+    model: str | dict[str, Any], cluster: ClusterSpec, weight_dtype: str, num_tokens: int
 ) -> Estimate | None:
-    """Return the cost of one 2,048-token chat turn on a cluster, where it has one."""
-    workload = GenerateWorkload(batch_size=1, input_tokens=1792, output_tokens=256)
+    """Return the cost of one conversation of ``num_tokens`` on a cluster, where it has one."""
+    answer = max(1, num_tokens // 8)
+    workload = GenerateWorkload(
+        batch_size=1, input_tokens=max(1, num_tokens - answer), output_tokens=answer
+    )
     strategy = Strategy.model_validate({"weight_dtype": weight_dtype})
     question = EstimateRequest(model=model, cluster=cluster, workload=workload, strategy=strategy)
     try:

@@ -6,6 +6,7 @@ from pydantic import ValidationError
 
 from planner.specs.calibration import HostCalibration
 from planner.specs.cluster import ClusterSpec
+from planner.specs.model import ModelSpec
 from planner.specs.plan import PlanRequest
 from planner.specs.strategy import Strategy
 from planner.specs.workload import (
@@ -20,6 +21,7 @@ from webapp.hosts.device import cluster_for_host
 from webapp.hosts.models import Host
 from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
+from webapp.modelhub.shapes import catalog_shape, shape_of
 from webapp.plans.errors import DraftProblem
 from webapp.plans.models import Plan
 
@@ -31,6 +33,7 @@ BITS = {"int8_weight_only": 8, "sparsegpt": 16}
 # Hardware that is only thought of is planned with the engine that people run there.
 CATALOG_ENGINES = {"serve": "vllm", "generate": "vllm"}
 ALTERNATIVES = 6
+SOURCE_DTYPE = "bf16"  # what a compression job loads the original in
 
 
 class Question(NamedTuple):
@@ -69,6 +72,15 @@ def question_of(plan: Plan) -> Question:
             f"{field}: {first['msg']} (it is {first['input']!r}).", field
         ) from error
     return Question(request, host, team_model)
+
+
+def draft_shape(plan: Plan) -> ModelSpec | None:
+    """Return the shape of the draft's model, or nothing where it has none."""
+    try:
+        model = _model(plan.draft["model"], _team_model(plan))
+    except DraftProblem:
+        return None
+    return catalog_shape(model) if isinstance(model, str) else shape_of(model)
 
 
 def _host(plan: Plan) -> Host | None:
@@ -160,7 +172,10 @@ def _compress(values: dict[str, Any]) -> CompressWorkload:
 
 
 def _pins(draft: Draft) -> Strategy:
-    return Strategy(**{name: value for name, value in draft["pins"].items() if value})
+    pins = {name: value for name, value in draft["pins"].items() if value}
+    if draft["goal"]["goal"] == "compress":
+        pins = {"weight_dtype": SOURCE_DTYPE, **pins}
+    return Strategy(**pins)
 
 
 def _calibration(host: Host | None) -> HostCalibration | None:

@@ -9,7 +9,7 @@ from planner.specs.plan import PlanAnswer, PlannedStrategy, Rejection, Suggestio
 from webapp.core import units
 from webapp.core.display import Figure, MemoryRow, memory_row, quantity
 from webapp.core.units import memory, number
-from webapp.plans.words import BOUND_WORDS, capitalised, strategy_words
+from webapp.plans.words import BOUND_WORDS, METHOD_WORDS, capitalised, dtype_words, strategy_words
 
 Draft = dict[str, Any]
 TIGHT_SHARE = 0.05  # of the capacity: less to spare than this is said to be tight
@@ -46,7 +46,9 @@ class Verdict:
 def verdict_of(answer: PlanAnswer, draft: Draft, plan_url: str = "") -> Verdict:
     """Return the verdict on the best plan, or on why there is none."""
     took = units.duration(answer.searched.seconds)
-    searched = f"{units.whole(answer.searched.strategies)} strategies compared in {took}"
+    count = answer.searched.strategies
+    noun = "strategy" if count == 1 else "strategies"
+    searched = f"{units.whole(count)} {noun} compared in {took}"
     if not answer.plans:
         return _infeasible(answer, searched)
     best = answer.plans[0]
@@ -56,7 +58,7 @@ def verdict_of(answer: PlanAnswer, draft: Draft, plan_url: str = "") -> Verdict:
         tone=tone,
         state={"good": "fits", "warn": "tight"}[tone],
         sentence=sentence,
-        detail=f"{strategy_words(best.strategy)}.",
+        detail=f"{_detail(best, draft)}.",
         rows=memory_rows(best),
         figures=figures,
         bound_by=BOUND_WORDS.get(best.bound_by, best.bound_by),
@@ -65,6 +67,14 @@ def verdict_of(answer: PlanAnswer, draft: Draft, plan_url: str = "") -> Verdict:
         warnings=best.warnings,
         brief=tuple(str(figure.shown) for figure in figures[:3]),
     )
+
+
+def _detail(best: PlannedStrategy, draft: Draft) -> str:
+    """Return the chosen strategy in one line; a compression is its method."""
+    if draft["goal"]["goal"] != "compress":
+        return strategy_words(best.strategy)
+    method = METHOD_WORDS[draft["workload"]["compress"]["method"]]
+    return f"{method}, from {dtype_words(best.strategy.weight_dtype)}"
 
 
 def problem_verdict(sentence: str) -> Verdict:
@@ -178,7 +188,7 @@ GOAL_FIGURES: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "compress": (
         ("duration_seconds", "Takes", "seconds"),
-        ("weights_bytes", "Weights afterwards", "bytes"),
+        ("written_weights_bytes", "Weights afterwards", "bytes"),
         ("peak_memory_bytes", "Peak memory", "bytes"),
         ("perplexity_ratio", "Perplexity, times", ""),
     ),
@@ -223,8 +233,12 @@ def _peak_memory(estimate: Estimate) -> Value:
     return float(estimate.memory.per_device_peak_bytes), low, high
 
 
-def _weights(estimate: Estimate) -> Value:
-    return float(estimate.memory.breakdown_bytes.get("weights", 0)), None, None
+def _written_weights(estimate: Estimate) -> Value | None:
+    """Return the size of the compressed weights: what is on disk without the source."""
+    if estimate.memory.disk_bytes is None:
+        return None
+    source = estimate.memory.breakdown_bytes.get("weights", 0)
+    return float(estimate.memory.disk_bytes - source), None, None
 
 
 def _perplexity(estimate: Estimate) -> Value | None:
@@ -235,7 +249,7 @@ def _perplexity(estimate: Estimate) -> Value | None:
 SPECIAL_FIGURES: dict[str, Callable[[Estimate], Value | None]] = {
     "tokens_per_second_per_person": _per_person,
     "peak_memory_bytes": _peak_memory,
-    "weights_bytes": _weights,
+    "written_weights_bytes": _written_weights,
     "perplexity_ratio": _perplexity,
 }
 

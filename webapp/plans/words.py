@@ -132,7 +132,12 @@ def device_words(device: str) -> str:
         name = get_device(device).name or device
     except PlannerError:
         return device
-    return name.removeprefix("NVIDIA ").removeprefix("GeForce ")
+    return short_name(name)
+
+
+def short_name(device_name: str) -> str:
+    """Return a device's name without its maker's prefixes."""
+    return device_name.removeprefix("NVIDIA ").removeprefix("GeForce ")
 
 
 def workload_words(draft: Draft) -> str:

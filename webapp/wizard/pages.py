@@ -8,7 +8,7 @@ from planner.catalog.devices import get_device
 from planner.catalog.hf_config import model_from_config
 from planner.errors import PlannerError
 from planner.specs.model import ModelSpec
-from webapp.core.units import bandwidth, memory, parameters, whole
+from webapp.core.units import TIMES, bandwidth, memory, parameters, whole
 from webapp.hosts.contact import Contact, contact_of
 from webapp.hosts.models import Host
 from webapp.modelhub.demo import demo_config
@@ -18,7 +18,7 @@ from webapp.plans.launching import launch_note
 from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer, plan_compute
 from webapp.plans.verdict import problem_verdict, suggestion_chips, verdict_of
-from webapp.plans.words import plan_title
+from webapp.plans.words import plan_title, short_name
 from webapp.wizard.fields import model_ids
 from webapp.wizard.forms import GOAL_CHOICES, PinsForm, StepForm
 from webapp.wizard.steps import (
@@ -112,7 +112,7 @@ def shape_words(shape: ModelSpec) -> str:
 def _host_choice(host: Host) -> HostChoice:
     gpus = host.facts.get("gpus") or []
     cells = tuple(f"{round(gpu['memory_bytes'] / 1024**3)}" for gpu in gpus)
-    words = [f"{len(gpus)} GPU" if gpus else "CPU only"]
+    words = [f"{len(gpus)} {TIMES} {short_name(gpus[0]['name'])}" if gpus else "CPU only"]
     if host.facts:
         words += [f"{host.facts['cpu_count']} cores", str(memory(host.facts["memory_bytes"]))]
     for device in (host.microbench.get("devices") or [])[:1]:

@@ -114,6 +114,22 @@ def store(slug: str, draft: Draft, values: Mapping[str, Any]) -> None:
     draft["is_touched"] = True
 
 
+def fit_context(draft: Draft, context: int) -> bool:
+    """Shorten every workload that reads more than ``context`` tokens at once; say if any did."""
+    is_shorter = False
+    for values in draft["workload"].values():
+        if "input_tokens" in values:
+            total = values["input_tokens"] + values["output_tokens"]
+            if total > context:
+                values["output_tokens"] = max(1, min(values["output_tokens"], context // 4))
+                values["input_tokens"] = max(1, context - values["output_tokens"])
+                is_shorter = True
+        elif values.get("sequence_length", 0) > context:
+            values["sequence_length"] = context
+            is_shorter = True
+    return is_shorter
+
+
 def _kept_pins(old: Draft, new: Mapping[str, Any]) -> Draft:
     """Return the pins of the form; what a suggestion pinned beside them stays with the weights."""
     is_same = old.get("weight_dtype") == new.get("weight_dtype")

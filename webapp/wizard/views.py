@@ -7,14 +7,24 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from webapp.accounts.models import Role
 from webapp.accounts.roles import current_team, require_role, visible_or_404
+from webapp.core.units import whole
 from webapp.modelhub.models import TeamModel
 from webapp.plans.access import changeable_plan, signed_in
 from webapp.plans.errors import DraftProblem
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute, stored_answer
+from webapp.plans.questions import draft_shape
 from webapp.wizard import pages
 from webapp.wizard.drafts import draft_begin, suggestion_apply
-from webapp.wizard.steps import SLUGS, neighbours, options_for, pins_form, step_form, store
+from webapp.wizard.steps import (
+    SLUGS,
+    fit_context,
+    neighbours,
+    options_for,
+    pins_form,
+    step_form,
+    store,
+)
 
 UNPROCESSABLE = 422
 
@@ -63,8 +73,20 @@ def _save(request: HttpRequest, plan: Plan, step: str) -> dict[str, object] | No
     store(step, plan.draft, form.cleaned_data)
     if pins:
         store("pins", plan.draft, pins.cleaned_data)
+    if step == "model" and "HX-Request" not in request.headers:
+        _fit_context(request, plan)
     pages.compute_quietly(plan)
     return None
+
+
+def _fit_context(request: HttpRequest, plan: Plan) -> None:
+    """Shorten the workloads to what the chosen model reads at once, and say so."""
+    shape = draft_shape(plan)
+    if shape and fit_context(plan.draft, shape.max_position_embeddings):
+        tokens = whole(shape.max_position_embeddings)
+        messages.info(
+            request, f"This model reads {tokens} tokens at once: workloads were shortened."
+        )
 
 
 @require_http_methods(["GET", "POST"])

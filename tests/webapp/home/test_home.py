@@ -154,3 +154,12 @@ def test_a_search_for_one_letter_asks_for_more(alice):
 
 def test_a_hostile_search_is_escaped(alice):
     assert "<script>" not in found(alice, "<script>alert(1)</script>").split("</head>")[1]
+
+
+def test_the_running_jobs_come_back_alone_when_htmx_asks(alice, job):
+    response = client_of(alice).get("/", headers={"HX-Request": "true"})
+
+    assert (
+        response.content.decode().lstrip().startswith('<section class="card flush" id="jobs-now"')
+    )
+    assert "HX-Request" in response["Vary"]

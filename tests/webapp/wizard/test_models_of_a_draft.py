@@ -126,3 +126,27 @@ def test_a_hostile_model_name_is_escaped(walk, team):
 
     assert "<script>alert" not in html
     assert "&lt;script&gt;alert" in html
+
+
+def test_workloads_are_shortened_to_what_the_model_reads_at_once(walk):
+    walker = walk("?preset=serve")
+
+    page = walker.client.post(
+        walker.url("model"), {**walker.shown("model"), "source": "demo"}, follow=True
+    )
+
+    serve = walker.plan.draft["workload"]["serve"]
+    context = demo_config()["max_position_embeddings"]
+    assert serve["input_tokens"] + serve["output_tokens"] == context
+    assert "workloads were shortened" in page.content.decode()
+
+
+def test_the_rail_alone_shortens_nothing(walk):
+    walker = walk("?preset=serve")
+    data = {**walker.shown("model"), "source": "demo"}
+
+    walker.client.post(
+        f"/plans/{walker.plan_id}/verdict/?step=model", data, headers={"HX-Request": "true"}
+    )
+
+    assert walker.plan.draft["workload"]["serve"]["input_tokens"] == 1024
