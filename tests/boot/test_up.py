@@ -175,3 +175,21 @@ def test_a_host_without_doorbell_stays_without(tmp_path):
     up.readdress(credential, "http://new", "unix:///b")
 
     assert json.loads(credential.read_text()) == {"server": "http://new", "redis_url": None}
+
+
+def test_another_database_needs_its_own_preparation():
+    here = up.schema_state({})
+
+    assert here == up.schema_state({"PATH": "/bin"})
+    assert here != up.schema_state({"DATABASE_URL": "postgresql://db/slipway"})
+
+
+def test_a_new_migration_needs_a_preparation(tmp_path, monkeypatch):
+    folder = tmp_path / "webapp" / "jobs" / "migrations"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(up, "ROOT", tmp_path)
+    before = up.schema_state({})
+
+    (folder / "0002_more.py").write_text("operations = []")
+
+    assert up.schema_state({}) != before

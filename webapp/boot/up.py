@@ -5,6 +5,7 @@ as the first host. Ctrl-C (or TERM) stops all of it in the opposite order.
 """
 
 import argparse
+import hashlib
 import http.client
 import json
 import os
@@ -12,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -95,10 +96,18 @@ class Site:
         if num_ended := processes.end_leftovers(self.data / "processes.json"):
             say.line(f"  ✓ Ended {num_ended} processes that an interrupted start had left")
         self._start_broker()
+        python = sys.executable
+        web = processes.Child("web", self._web_command())
+        state, stamp = schema_state(self.environment), self.data / "prepared"
+        if stamp.exists() and stamp.read_text("utf-8") == state:
+            self._start(web)  # no migration is due: the two may load side by side
         with say.step("Bringing the database up to date"):
             self.account = ", ".join(self._manage("prepare").strip().splitlines())
-        self._start_web()
-        python = sys.executable
+            stamp.write_text(state, "utf-8")
+        if web.process is None:
+            self._start(web)
+        with say.step("Starting the web process"):
+            self._wait_for_web(web)
         self._start(processes.Child("control", [python, "manage.py", "control"]))
         self._start(processes.Child("ticker", [python, "manage.py", "ticker"]))
         self._start_host()
@@ -136,23 +145,25 @@ class Site:
                     raise say.Problem("Redis did not start.", self.crew.tail(child))
         say.line(f"    {chosen.words}")
 
-    def _start_web(self) -> None:
+    def _web_command(self) -> list[str]:
         command = [sys.executable, "-m", "uvicorn", "webapp.asgi:application", "--no-access-log"]
         command += ["--host", self.host, "--port", str(self.port)]
-        web = processes.Child("web", [*command, "--timeout-graceful-shutdown", "5"])
-        with say.step("Starting the web process"):
-            self._start(web)
-            deadline = time.monotonic() + ANSWER_WAIT_S
-            while (status := self.health()) != http.client.OK:
-                if status == http.client.INTERNAL_SERVER_ERROR:
-                    raise say.Problem(
-                        "The web process answers with an error.", self.crew.tail(web)
-                    )
-                if web.process is None or web.process.poll() is not None:
-                    raise say.Problem("The web process did not start.", self.crew.tail(web))
-                if time.monotonic() > deadline:
-                    raise say.Problem("The web process does not answer.", self.crew.tail(web))
-                time.sleep(0.05)
+        return [*command, "--timeout-graceful-shutdown", "5"]
+
+    def _wait_for_web(self, web: processes.Child) -> None:
+        """Return when the site answers; raise its last words when it cannot."""
+        deadline = time.monotonic() + ANSWER_WAIT_S
+        while (status := self.health()) != http.client.OK:
+            fault = None
+            if status == http.client.INTERNAL_SERVER_ERROR:
+                fault = "answers with an error"
+            elif web.process is None or web.process.poll() is not None:
+                fault = "did not start"
+            elif time.monotonic() > deadline:
+                fault = "does not answer"
+            if fault:
+                raise say.Problem(f"The web process {fault}.", self.crew.tail(web))
+            time.sleep(0.05)
 
     def health(self) -> int | None:
         """Return the status with which the site's health page answers; None without an answer."""
@@ -235,3 +246,11 @@ def readdress(credential: Path, url: str, redis_url: str) -> None:
         new.touch(mode=0o600)
         new.write_text(json.dumps(fresh, indent=2), "utf-8")
         new.replace(credential)
+
+
+def schema_state(variables: Mapping[str, str]) -> str:
+    """Return a digest of the database's address and of every migration of this version."""
+    content = hashlib.sha256(variables.get("DATABASE_URL", "").encode())
+    for path in sorted((ROOT / "webapp").glob("*/migrations/*.py")):
+        content.update(path.name.encode() + path.read_bytes())
+    return content.hexdigest()
