@@ -25,6 +25,7 @@ class Engine(Spec):
     role: EngineRole
     is_generic: bool = False
     matmul_efficiency: float = Field(gt=0, le=1)
+    measured_matmul_efficiency: float = Field(gt=0, le=1)
     weight_read_efficiency: float = Field(gt=0, le=1)
     kv_read_efficiency: float = Field(gt=0, le=1)
     link_efficiency: float = Field(gt=0, le=1)

@@ -180,7 +180,8 @@ def rates_of(setting: Setting) -> Rates:
         efficiency = device.achieved_flops_per_second[used] / peak
     weight_efficiency, kv_efficiency = engine.weight_read_efficiency, engine.kv_read_efficiency
     if setting.is_measured:
-        efficiency = weight_efficiency = kv_efficiency = 1.0
+        efficiency = engine.measured_matmul_efficiency
+        weight_efficiency = kv_efficiency = 1.0
     stream_efficiency = weight_efficiency
     if device.kind == "cpu":
         weight_efficiency *= engine.matvec_efficiency.get(
