@@ -14,6 +14,7 @@ from runners.jobs.loading import (
     model_folder,
     parameter_count,
     quantised_matrices,
+    ready,
     require_tokenizer,
     stored_quantisation,
 )
@@ -143,6 +144,13 @@ def test_parameters_are_counted_without_the_packing(int4):
     plain = fresh_model(TINY_CONFIG, torch.float32)
 
     assert parameter_count(model.config) == sum(each.numel() for each in plain.parameters())
+
+
+def test_casting_weights_leaves_the_rotary_frequencies_alone():
+    model = ready(fresh_model(TINY_CONFIG, torch.float32), dtype=torch.bfloat16)
+
+    assert {each.dtype for each in model.parameters()} == {torch.bfloat16}
+    assert {each.dtype for each in model.buffers()} == {torch.float32}
 
 
 def test_random_weights_repeat_with_their_seed(make_job):

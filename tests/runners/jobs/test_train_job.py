@@ -4,9 +4,14 @@ import json
 import signal
 
 import pytest
+import torch
 
 from runners.jobs import train
+from runners.jobs.corpus import load_corpus
+from runners.jobs.evaluation import evaluate
+from runners.jobs.loading import load_folder, load_tokenizer
 from runners.jobs.runtime import BadInputError
+from runners.jobs.tokenizer import tokenized
 from runners.jobspec import ArtefactModel, BenchmarkSpec, FolderModel, RandomModel
 from runners.messages import ArtefactBody, MetricPoint, ProgressBody, ResultBody
 from tests.runners.jobs.harness import TINY, TINY_CONFIG, tiny_training, wait_until
@@ -32,6 +37,17 @@ def test_the_perplexity_lies_in_its_interval(trained):
     measured = trained.measured
 
     assert measured["perplexity_low"] < measured["perplexity"] < measured["perplexity_high"]
+
+
+def test_the_published_model_reads_text_as_the_result_says(host, trained):
+    folder = trained.folder / "output" / "model"
+    corpus = load_corpus()
+    key = f"{corpus.digest}/held-out"
+    ids = tokenized(load_tokenizer(folder), corpus.held_out, key, host.path / "cache")
+
+    found = evaluate(load_folder(folder, "fp32", torch.device("cpu")), ids, 8192)
+
+    assert found.value == pytest.approx(trained.measured["perplexity"], rel=1e-6)
 
 
 def test_every_point_is_a_valid_message_with_its_step(trained):
