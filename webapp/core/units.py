@@ -72,6 +72,11 @@ def flops(value: float) -> Quantity:
     return _scaled(value, 1000, ("FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"))
 
 
+def flop(value: float) -> Quantity:
+    """Return FLOP as MFLOP, GFLOP or TFLOP."""
+    return _scaled(value, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"))
+
+
 def tokens_rate(value: float) -> Quantity:
     """Return tokens per second."""
     return Quantity(number(value), "tok/s")
@@ -120,6 +125,11 @@ def clock(value: float) -> str:
             rest = int(seconds % size // small)
             return f"{int(seconds // size)} {name}" + (f" {rest} {small_name}" if rest else "")
     return f"{seconds} s"
+
+
+def coarse(value: float) -> str:
+    """Return seconds as their largest whole part alone: ``4 min``, ``3 d``."""
+    return " ".join(clock(value).split()[:2])
 
 
 def about(value: float) -> str:

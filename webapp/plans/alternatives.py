@@ -8,7 +8,7 @@ from planner.techniques.registry import TECHNIQUES
 from webapp.core.display import quantity
 from webapp.core.units import DASH, memory, number
 from webapp.plans.verdict import GOAL_FIGURES, figure_values
-from webapp.plans.words import strategy_words
+from webapp.plans.words import capitalised, strategy_words
 
 Draft = dict[str, Any]
 COLUMNS = 3
@@ -68,7 +68,7 @@ def _cell(plan: PlannedStrategy, column: Column) -> str:
 def _why(plan: PlannedStrategy, best: PlannedStrategy | None, column: Column) -> str:
     """Return the search's own reason, else how it compares to the chosen one."""
     if plan.reasons:
-        return "; ".join(plan.reasons)
+        return capitalised("; ".join(plan.reasons))
     if best is None or plan is best:
         return "Best for this goal"
     mine, theirs = figure_values(plan, column.name), figure_values(best, column.name)
@@ -110,7 +110,7 @@ def _lost(name: str, one: Rejection) -> Lost:
     constraint = one.constraint.replace("_", " ")
     technique = TECHNIQUES.get(name)
     family = technique.title if technique else one.family or name
-    return Lost(family, constraint, required, limit, one.reason, one.strategies)
+    return Lost(family, constraint, required, limit, capitalised(one.reason), one.strategies)
 
 
 # The frontier as a drawing

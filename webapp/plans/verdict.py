@@ -21,7 +21,7 @@ class Verdict:
     """What the right rail and the plan's first card show."""
 
     tone: str  # good, warn or bad
-    state: str  # fits, tight, does-not-fit or incomplete
+    state: str  # fits, tight, slow, does-not-fit or incomplete
     sentence: str
     detail: str = ""
     rows: tuple[MemoryRow, ...] = ()
@@ -53,10 +53,10 @@ def verdict_of(answer: PlanAnswer, draft: Draft, plan_url: str = "") -> Verdict:
         return _infeasible(answer, searched)
     best = answer.plans[0]
     figures = tuple(estimate_figures(best, draft, plan_url))
-    sentence, tone = _sentence(best, draft)
+    sentence, state = _sentence(best, draft)
     return Verdict(
-        tone=tone,
-        state={"good": "fits", "warn": "tight"}[tone],
+        tone="good" if state == "fits" else "warn",
+        state=state,
         sentence=sentence,
         detail=f"{_detail(best, draft)}.",
         rows=memory_rows(best),
@@ -105,16 +105,16 @@ def closest_miss(rejected: Mapping[str, Rejection]) -> Rejection | None:
 
 
 def _sentence(best: PlannedStrategy, draft: Draft) -> tuple[str, str]:
-    """Return the answer in one sentence, and its tone."""
+    """Return the answer in one sentence, and its state."""
     spare = best.memory.capacity_bytes - best.memory.per_device_peak_bytes
     devices = best.cluster.num_devices
     where = "" if devices == 1 else f" on each of {devices} devices"
     missed = _missed_target(best, draft)
     if missed:
-        return f"Fits, but {missed}", "warn"
+        return f"Fits, but {missed}", "slow"
     if spare < TIGHT_SHARE * best.memory.capacity_bytes:
-        return f"Fits, with only {memory(max(0, spare))} to spare{where}", "warn"
-    return f"Fits, {memory(spare)} to spare{where}", "good"
+        return f"Fits, with only {memory(max(0, spare))} to spare{where}", "tight"
+    return f"Fits, {memory(spare)} to spare{where}", "fits"
 
 
 def _missed_target(best: Estimate, draft: Draft) -> str:

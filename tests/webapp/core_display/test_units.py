@@ -58,6 +58,10 @@ def test_a_length_of_time_is_said_in_whole_parts(value, words):
     assert units.clock(value) == words
 
 
+def test_how_long_ago_needs_one_part_only():
+    assert units.coarse(289) == "4 min"
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
     [(0, "0"), (0.98214, "0.982"), (31, "31.0"), (2614.4, "2 614"), (313_698, "313 700")],

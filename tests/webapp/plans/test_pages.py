@@ -63,7 +63,7 @@ def test_the_why_tab_shows_equations_with_values_and_origin(alice, kept):
 def test_the_alternatives_tab_gives_each_loser_a_reason(alice, kept):
     html = page(alice, kept, "alternatives/")
 
-    assert "needs at least 2 devices" in html
+    assert "Needs at least 2 devices" in html
 
 
 def test_the_exported_question_is_one_that_the_planner_reads(alice, kept):

@@ -44,6 +44,7 @@ LOOKS = {
     "computed": Look("good", "check", "Computed"),
     "fits": Look("good", "check", "Fits"),
     "tight": Look("warn", "triangle", "Fits, tight"),
+    "slow": Look("warn", "triangle", "Fits, but slow"),
     "does-not-fit": Look("bad", "cross", "Does not fit"),
     "incomplete": Look("", "draft", "Not planned yet"),
 }

@@ -100,4 +100,4 @@ def ago(value: datetime | None) -> str:
     if value is None:
         return "never"
     seconds = (now() - value).total_seconds()
-    return "just now" if seconds < 5 else f"{units.clock(seconds)} ago"  # noqa: PLR2004 -- a breath
+    return "just now" if seconds < 5 else f"{units.coarse(seconds)} ago"  # noqa: PLR2004 -- a breath
