@@ -12,13 +12,6 @@ from tests.runners.acceptor import Acceptor
 from tests.runners.tools import Attempts, RedisServer
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests with real attempts in one process: they share the ids that mark jobs."""
-    for item in items:
-        if "attempts" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("host"))
-
-
 @pytest.fixture
 def acceptor(tmp_path: Path) -> Iterator[Acceptor]:
     with Acceptor(tmp_path / "uploads") as server:

@@ -14,7 +14,7 @@ from runners.messages import Microbench
 from runners.supervision import procfs, record
 from runners.wake import wake_agent
 from tests.runners.test_supervisor import FOREVER, SAY
-from tests.runners.tools import wait_for
+from tests.runners.tools import A1, wait_for
 
 MICROBENCH = Microbench(
     measured_at_ms=1,
@@ -56,7 +56,7 @@ def serve(host_dir, credential, attempts, monkeypatch) -> Callable:
 
 
 def test_a_wanted_attempt_is_claimed_run_and_told_to_its_end(acceptor, serve):
-    stored = acceptor.want("a1")
+    stored = acceptor.want(A1)
 
     with serve(SAY + "say('result', measured={'perplexity': 3.0})"):
         wait_for(lambda: stored.has_exited)
@@ -78,42 +78,42 @@ def test_the_first_beat_brings_the_facts_and_says_that_the_agent_started(accepto
 
 
 def test_a_beat_says_how_far_each_attempt_is(acceptor, serve):
-    acceptor.want("a1")
+    acceptor.want(A1)
 
     with serve(FOREVER):
         wait_for(lambda: any(each.acked_seq for beat in acceptor.beats for each in beat.attempts))
 
     status = acceptor.beats[-1].attempts[0]
-    assert (status.phase, status.fence) == ("running", acceptor.attempts["a1"].fence)
+    assert (status.phase, status.fence) == ("running", acceptor.attempts[A1].fence)
     assert status.last_seq >= status.acked_seq > 0
 
 
 def test_a_stop_order_ends_the_attempt_with_its_reason(acceptor, serve):
-    stored = acceptor.want("a1")
+    stored = acceptor.want(A1)
 
     with serve(FOREVER):
         wait_for(lambda: stored.events)
-        acceptor.order_stop("a1")
+        acceptor.order_stop(A1)
         wait_for(lambda: stored.has_exited)
 
     assert stored.exit["reason"] == "stopped_by_user"
 
 
 def test_a_stop_that_comes_before_the_start_runs_nothing(acceptor, serve, host_dir):
-    stored = acceptor.want("a1")
+    stored = acceptor.want(A1)
     acceptor.lose_replies = 2  # still claiming at its second beat, which brings the order
-    acceptor.order_stop("a1")
+    acceptor.order_stop(A1)
 
     with serve("open('ran', 'w')"):
         wait_for(lambda: stored.has_exited)
 
     assert stored.kinds() == ["exited"]
     assert stored.exit["reason"] == "stopped_by_user"
-    assert not (host_dir.attempts / "a1" / "ran").exists()
+    assert not (host_dir.attempts / A1 / "ran").exists()
 
 
 def test_a_lost_claim_reply_is_asked_for_again_and_starts_one_job(acceptor, serve):
-    stored = acceptor.want("a1")
+    stored = acceptor.want(A1)
     acceptor.lose_replies = 2
 
     with serve("print('ran')"):
@@ -123,33 +123,33 @@ def test_a_lost_claim_reply_is_asked_for_again_and_starts_one_job(acceptor, serv
 
 
 def test_a_refused_claim_becomes_a_tombstone_and_no_process(acceptor, serve, host_dir):
-    stored = acceptor.want("a1")
+    stored = acceptor.want(A1)
     stored.claim_id = ""
     acceptor.claim = lambda *_: (409, {"detail": "superseded"})
 
     with serve("open('ran', 'w')"):
-        wait_for((host_dir.attempts / "a1" / "tombstone").exists)
+        wait_for((host_dir.attempts / A1 / "tombstone").exists)
         num_beats = len(acceptor.beats)
         wait_for(lambda: len(acceptor.beats) > num_beats + 1)
 
     assert acceptor.beats[-1].attempts == ()
-    assert not (host_dir.attempts / "a1" / "ran").exists()
+    assert not (host_dir.attempts / A1 / "ran").exists()
 
 
 def test_an_attempt_that_the_server_holds_whole_is_forgotten(acceptor, serve, host_dir):
-    acceptor.want("a1")
+    acceptor.want(A1)
 
     with serve():
-        wait_for((host_dir.attempts / "a1" / "forgotten").exists)
+        wait_for((host_dir.attempts / A1 / "forgotten").exists)
         wait_for(lambda: acceptor.beats[-1].attempts == ())
 
-    assert not (host_dir.attempts / "a1" / "spool").exists()
+    assert not (host_dir.attempts / A1 / "spool").exists()
 
 
 def test_a_doorbell_brings_the_next_beat_at_once(acceptor, serve, host_dir):
     with serve(beat_seconds=9.0):
         wait_for(lambda: acceptor.microbench)
-        stored = acceptor.want("a1")
+        stored = acceptor.want(A1)
         wake_agent(host_dir.wake)
         wait_for(lambda: stored.claim_id, seconds=2)
 
@@ -159,12 +159,12 @@ def test_a_wake_without_an_agent_is_harmless(host_dir):
 
 
 def test_the_server_may_be_away_while_a_job_runs_and_ends(acceptor, serve):
-    stored = acceptor.want("a1")
+    stored = acceptor.want(A1)
 
     with serve("import time; time.sleep(1.5); print('end')"):
         wait_for(lambda: stored.events)
         acceptor.is_away = True
-        wait_for(lambda: procfs.marked("a1") == [])
+        wait_for(lambda: procfs.marked(A1) == [])
         acceptor.is_away = False
         wait_for(lambda: stored.has_exited, 30)
 
@@ -172,10 +172,10 @@ def test_the_server_may_be_away_while_a_job_runs_and_ends(acceptor, serve):
 
 
 def test_a_job_outlives_its_agent_and_the_next_agent_ships_the_rest(acceptor, serve):
-    stored = acceptor.want("a1")
+    stored = acceptor.want(A1)
     with serve("import time; print('on', flush=True); time.sleep(2); print('end')"):
         wait_for(lambda: stored.events)
-    assert procfs.marked("a1")
+    assert procfs.marked(A1)
 
     with serve():
         wait_for(lambda: stored.has_exited)
@@ -185,10 +185,10 @@ def test_a_job_outlives_its_agent_and_the_next_agent_ships_the_rest(acceptor, se
 
 
 def test_a_job_that_ended_while_no_agent_ran_is_told_by_the_next(acceptor, serve, attempts):
-    stored = acceptor.want("a1")
+    stored = acceptor.want(A1)
     with serve("import time; time.sleep(1)"):
         wait_for(lambda: stored.events)
-    wait_for(lambda: procfs.marked("a1") == [])
+    wait_for(lambda: procfs.marked(A1) == [])
 
     with serve():
         wait_for(lambda: stored.has_exited)
@@ -198,29 +198,29 @@ def test_a_job_that_ended_while_no_agent_ran_is_told_by_the_next(acceptor, serve
 
 @pytest.mark.faults
 def test_a_killed_supervisor_is_told_as_lost_and_leaves_no_process(acceptor, serve, host_dir):
-    stored = acceptor.want("a1")
+    stored = acceptor.want(A1)
 
     with serve(FOREVER):
         wait_for(lambda: stored.events)
-        identity = record.read_json(host_dir.attempts / "a1" / record.SUPERVISOR)
+        identity = record.read_json(host_dir.attempts / A1 / record.SUPERVISOR)
         procfs.send_signal(identity["pid"], identity["start_ticks"], 9)
         wait_for(lambda: stored.has_exited)
 
     assert (stored.exit["reason"], stored.exit["by"]) == ("supervisor_lost", "reaper")
-    assert procfs.marked("a1") == []
+    assert procfs.marked(A1) == []
 
 
 @pytest.mark.faults
 def test_a_stale_identity_does_not_kill_a_stranger(acceptor, serve, attempts):
     folder = attempts.make()
-    stored = acceptor.want("a1")
+    stored = acceptor.want(A1)
     stored.fence = "fence"
     stored.claim_id = folder.claim().claim_id
     me = procfs.read_process(procfs.os.getpid())
     record.write_json(
         folder.path / record.SUPERVISOR, {"pid": me.pid, "start_ticks": me.start_ticks - 1}
     )
-    acceptor.order_stop("a1")
+    acceptor.order_stop(A1)
 
     with serve():
         wait_for(lambda: stored.has_exited)
@@ -230,7 +230,7 @@ def test_a_stale_identity_does_not_kill_a_stranger(acceptor, serve, attempts):
 
 def test_an_attempt_of_the_last_boot_is_told_as_rebooted(acceptor, serve, attempts):
     folder = attempts.make()
-    stored = acceptor.want("a1")
+    stored = acceptor.want(A1)
     stored.fence, stored.claim_id = "fence", folder.claim().claim_id
     attempts.reboot(folder)
 
@@ -242,7 +242,7 @@ def test_an_attempt_of_the_last_boot_is_told_as_rebooted(acceptor, serve, attemp
 
 def test_a_damaged_folder_goes_aside_and_the_others_run(acceptor, serve, attempts, host_dir):
     attempts.make("broken").spec.write_bytes(b"\0" * 100)
-    stored = acceptor.want("a1")
+    stored = acceptor.want(A1)
 
     with serve():
         wait_for(lambda: stored.has_exited)
@@ -260,7 +260,7 @@ def test_a_spool_that_tells_a_false_end_goes_aside_and_the_others_run(
     broken.spool.mkdir()
     end = '{"seq":1,"t_ms":1,"kind":"exited","body":{"exit_code":"x"}}\n'
     (broken.spool / "000000000001.jsonl").write_text(end)
-    stored = acceptor.want("a1")
+    stored = acceptor.want(A1)
 
     with serve():
         wait_for(lambda: stored.has_exited)
@@ -269,7 +269,7 @@ def test_a_spool_that_tells_a_false_end_goes_aside_and_the_others_run(
 
 
 def test_a_model_outside_of_the_roots_is_refused_in_words(acceptor, serve):
-    stored = acceptor.want("a1", BenchmarkSpec(model=FolderModel(path="/etc")))
+    stored = acceptor.want(A1, BenchmarkSpec(model=FolderModel(path="/etc")))
 
     with serve():
         wait_for(lambda: stored.has_exited)
@@ -280,7 +280,7 @@ def test_a_model_outside_of_the_roots_is_refused_in_words(acceptor, serve):
 
 
 def test_a_missing_artefact_is_named(acceptor, serve):
-    stored = acceptor.want("a1", BenchmarkSpec(model=ArtefactModel(attempt_id="gone")))
+    stored = acceptor.want(A1, BenchmarkSpec(model=ArtefactModel(attempt_id="gone")))
 
     with serve():
         wait_for(lambda: stored.has_exited)
@@ -290,7 +290,7 @@ def test_a_missing_artefact_is_named(acceptor, serve):
 
 def test_a_full_disk_refuses_new_attempts_in_words(acceptor, serve, host_dir):
     (host_dir.path / "config.json").write_text('{"min_free_bytes": 1000000000000000}')
-    stored = acceptor.want("a1")
+    stored = acceptor.want(A1)
 
     with serve():
         wait_for(lambda: stored.has_exited)
@@ -319,7 +319,7 @@ def test_the_benchmark_is_run_when_asked_for_and_sent_once(acceptor, serve):
 
 
 def test_no_benchmark_runs_beside_a_job(acceptor, serve):
-    stored = acceptor.want("a1")
+    stored = acceptor.want(A1)
     slow = (sys.executable, "-c", "import time; time.sleep(60)")
 
     with serve("import time; time.sleep(1)", bench=slow) as agent:
@@ -337,17 +337,17 @@ def test_a_failed_benchmark_is_a_problem_in_words(acceptor, serve):
 
 
 def test_artefacts_are_uploaded_after_the_end(acceptor, serve):
-    stored = acceptor.want("a1")
+    stored = acceptor.want(A1)
     code = (
         SAY + "os.mkdir('output/model'); open('output/model/w', 'w').write('weights')\n"
         "say('artefact', name='model', kind='model', total_bytes=7, files={'w': 7}, sha256={'w': ''})"
     )
 
     with serve(code):
-        wait_for((acceptor.uploads / "a1/artefacts/model/w").exists)
+        wait_for((acceptor.uploads / A1 / "artefacts/model/w").exists)
 
     assert stored.has_exited
-    assert (acceptor.uploads / "a1/artefacts/model/w").read_text() == "weights"
+    assert (acceptor.uploads / A1 / "artefacts/model/w").read_text() == "weights"
 
 
 def test_a_second_agent_on_the_same_folder_is_refused(serve, host_dir, credential):
@@ -359,13 +359,13 @@ def test_a_second_agent_on_the_same_folder_is_refused(serve, host_dir, credentia
 
 
 def test_a_turned_down_credential_leaves_the_jobs_alone(acceptor, serve, caplog):
-    stored = acceptor.want("a1")
+    stored = acceptor.want(A1)
 
     with serve(FOREVER):
         wait_for(lambda: stored.events)
         acceptor.credentials.clear()
         wait_for(lambda: "enrol this host again" in caplog.text)
-        assert procfs.marked("a1")
+        assert procfs.marked(A1)
 
 
 def test_the_host_folder_is_closed_to_others(tmp_path):

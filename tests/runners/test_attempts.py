@@ -9,7 +9,7 @@ from runners.reasons import Reason
 from runners.spool import SpoolWriter
 from runners.supervision import procfs, record
 from tests.runners.test_supervisor import DAEMON, FOREVER, SAY, is_ready
-from tests.runners.tools import bodies, events_of, wait_for
+from tests.runners.tools import A1, bodies, events_of, wait_for
 
 BOOT = procfs.boot_id()
 
@@ -152,11 +152,11 @@ def test_settling_leaves_no_daemon_of_a_lost_supervisor(attempts):
     folder = attempts.start(code=DAEMON + FOREVER)
     wait_for(lambda: is_ready(folder))
     kill_supervisor(folder)
-    wait_for(lambda: len(procfs.marked("a1")) == 1)  # the job went with its supervisor
+    wait_for(lambda: len(procfs.marked(A1)) == 1)  # the job went with its supervisor
 
     folder.settle(Reason.SUPERVISOR_LOST)
 
-    assert procfs.marked("a1") == []
+    assert procfs.marked(A1) == []
 
 
 def test_the_announced_output_outlives_the_spool(attempts):

@@ -13,7 +13,7 @@ from runners.__main__ import main
 from runners.config import Credential, HostConfigError, HostDir
 from runners.supervision import procfs, record
 from tests.runners.test_supervisor import DAEMON, FOREVER, is_ready
-from tests.runners.tools import wait_for
+from tests.runners.tools import A1, A2, wait_for
 
 
 def enroll(acceptor, host_dir: HostDir, token: str = "good-token", *more: str) -> int:  # noqa: S107 - a test token
@@ -97,14 +97,14 @@ def test_a_wrong_config_is_named(host_dir, text):
 
 
 def test_stop_all_ends_every_attempt_and_its_daemons(attempts, host_dir, capsys):
-    folders = [attempts.start("a1", DAEMON + FOREVER), attempts.start("a2", FOREVER)]
+    folders = [attempts.start(A1, DAEMON + FOREVER), attempts.start(A2, FOREVER)]
     wait_for(lambda: is_ready(folders[0]))
 
     assert main(["stop-all", "--dir", str(host_dir.path)]) == 0
 
     assert capsys.readouterr().out == "Stopped 2 running attempts\n"
     assert [folder.exit_record().reason for folder in folders] == ["stopped_by_operator"] * 2
-    assert procfs.marked("a1") == procfs.marked("a2") == []
+    assert procfs.marked(A1) == procfs.marked(A2) == []
 
 
 def test_stop_all_of_a_host_that_never_was_is_no_error(tmp_path, capsys):
@@ -113,12 +113,12 @@ def test_stop_all_of_a_host_that_never_was_is_no_error(tmp_path, capsys):
 
 
 def test_status_lists_each_attempt_with_its_end(attempts, host_dir, capsys):
-    attempts.run("a1", "raise SystemExit(3)")
-    attempts.start("a2", FOREVER)
+    attempts.run(A1, "raise SystemExit(3)")
+    attempts.start(A2, FOREVER)
 
     main(["status", "--dir", str(host_dir.path)])
 
-    assert capsys.readouterr().out == "a1  finished  exit_nonzero\na2  running\n"
+    assert capsys.readouterr().out == f"{A1}  finished  exit_nonzero\n{A2}  running\n"
 
 
 def test_doctor_finds_a_sound_host_sound(acceptor, host_dir, credential, capsys):
@@ -152,10 +152,10 @@ def enrolled(host_dir: HostDir, credential: Credential) -> HostDir:
 @pytest.mark.faults
 def test_work_ends_on_sigterm_and_leaves_the_jobs(acceptor, enrolled, attempts):
     folder = attempts.start(code=FOREVER)
-    acceptor.want("a1").claim_id = folder.claim().claim_id
-    acceptor.attempts["a1"].fence = "fence"
+    acceptor.want(A1).claim_id = folder.claim().claim_id
+    acceptor.attempts[A1].fence = "fence"
     with work(enrolled) as process:
-        wait_for(lambda: acceptor.attempts["a1"].events)
+        wait_for(lambda: acceptor.attempts[A1].events)
         process.terminate()
 
         assert process.wait(15) == 0
@@ -165,7 +165,7 @@ def test_work_ends_on_sigterm_and_leaves_the_jobs(acceptor, enrolled, attempts):
 @pytest.mark.faults
 def test_work_killed_in_the_middle_is_continued_by_the_next(acceptor, enrolled, attempts):
     folder = attempts.start(code="import time; time.sleep(4); print('end')")
-    stored = acceptor.want("a1")
+    stored = acceptor.want(A1)
     stored.claim_id, stored.fence = folder.claim().claim_id, "fence"
     with work(enrolled) as process:
         wait_for(lambda: stored.events)

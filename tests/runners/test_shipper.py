@@ -9,6 +9,7 @@ from runners.shipper import AttemptShipper
 from runners.spool import SpoolWriter, segments
 from runners.supervision.record import LockedError
 from tests.runners.acceptor import Stored
+from tests.runners.tools import A1
 
 
 class Clock:
@@ -56,7 +57,7 @@ def client(acceptor):
 
 @pytest.fixture
 def stored(acceptor) -> Stored:
-    made = acceptor.want("a1")
+    made = acceptor.want(A1)
     made.fence = "fence"
     return made
 

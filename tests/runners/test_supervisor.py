@@ -11,7 +11,7 @@ import pytest
 from runners import launch, supervisor
 from runners.reasons import Reason
 from runners.supervision import procfs, record
-from tests.runners.tools import bodies, events_of, wait_for
+from tests.runners.tools import A1, bodies, events_of, wait_for
 
 SAY = "import json, os\ndef say(_kind, **body): os.write(int(os.environ['SLIPWAY_EVENT_FD']), (json.dumps({'kind': _kind, 'body': body}) + '\\n').encode())\n"
 FOREVER = "import time\nwhile True: time.sleep(0.05)\n"
@@ -138,7 +138,7 @@ def test_the_job_runs_with_the_marker_and_exactly_the_given_environment(attempts
     seen = json.loads((folder.path / "stdout.log").read_text())
     event_fd = seen.pop("SLIPWAY_EVENT_FD")
     seen.pop("LC_CTYPE", None)  # Python itself adds it in the C locale
-    assert seen == {"PATH": "/usr/bin", "OMP_NUM_THREADS": "2", "SLIPWAY_ATTEMPT": "a1"}
+    assert seen == {"PATH": "/usr/bin", "OMP_NUM_THREADS": "2", "SLIPWAY_ATTEMPT": A1}
     assert int(event_fd) > 2
 
 
@@ -252,12 +252,12 @@ def test_a_job_that_takes_too_long_is_ended(attempts):
 def test_daemons_of_a_stopped_job_are_killed(attempts):
     folder = attempts.start(code=DAEMON + FOREVER)
     wait_for(lambda: is_ready(folder))
-    assert len(procfs.marked("a1")) == 2
+    assert len(procfs.marked(A1)) == 2
     stop(folder)
 
     attempts.wait(folder, seconds=5)
 
-    assert procfs.marked("a1") == []
+    assert procfs.marked(A1) == []
 
 
 @pytest.mark.faults
@@ -265,7 +265,7 @@ def test_daemons_of_a_finished_job_are_killed_and_its_reason_kept(attempts):
     folder = attempts.run(code=DAEMON)
 
     assert folder.exit_record().reason is Reason.OK
-    assert procfs.marked("a1") == []
+    assert procfs.marked(A1) == []
 
 
 @pytest.mark.faults
@@ -285,7 +285,7 @@ def test_a_loop_that_forks_during_the_stop_is_killed_whole(attempts):
 
     attempts.wait(folder)
 
-    assert procfs.marked("a1") == []
+    assert procfs.marked(A1) == []
 
 
 @pytest.mark.faults

@@ -9,6 +9,7 @@ from runners.attempts import AttemptFolder
 from runners.client import ServerClient, UnreachableError
 from runners.supervision import record
 from runners.uploader import upload_artefacts
+from tests.runners.tools import A1
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def announce(folder: AttemptFolder, contents: dict[str, bytes], **changes: objec
 
 
 def arrived(acceptor, path: str) -> bytes:
-    return (acceptor.uploads / "a1/artefacts/model" / path).read_bytes()
+    return (acceptor.uploads / A1 / "artefacts/model" / path).read_bytes()
 
 
 def test_all_files_arrive(acceptor, client, folder):
@@ -63,7 +64,7 @@ def test_a_large_file_goes_in_parts(acceptor, client, folder, monkeypatch):
 
 def test_an_upload_goes_on_where_it_stopped(acceptor, client, folder):
     announce(folder, {"weights": b"0123456789"})
-    target = acceptor.uploads / "a1/artefacts/model/weights"
+    target = acceptor.uploads / A1 / "artefacts/model/weights"
     target.parent.mkdir(parents=True)
     target.write_bytes(b"0123")
 

@@ -20,6 +20,9 @@ from runners.messages import RunRequest
 from runners.spool import Event, SpoolReader
 from runners.supervision import procfs, record
 
+# Ids mark processes, and tests run in several processes at once: each has ids of its own.
+A1, A2 = f"a1-{os.getpid()}", f"a2-{os.getpid()}"
+
 
 def wait_for(condition: Callable[[], object], seconds: float = 15.0) -> None:
     """Wait until something holds, and fail when it never does."""
@@ -46,7 +49,7 @@ class Attempts:
         self.made: list[AttemptFolder] = []
 
     def make(
-        self, attempt_id: str = "a1", code: str = "", **launch_changes: object
+        self, attempt_id: str = A1, code: str = "", **launch_changes: object
     ) -> AttemptFolder:
         folder = AttemptFolder(self.host_dir.attempts / attempt_id)
         folder.make_claim("fence", procfs.boot_id())
@@ -69,15 +72,13 @@ class Attempts:
         return folder
 
     def start(
-        self, attempt_id: str = "a1", code: str = "", **launch_changes: object
+        self, attempt_id: str = A1, code: str = "", **launch_changes: object
     ) -> AttemptFolder:
         folder = self.make(attempt_id, code, **launch_changes)
         assert launch.start_supervisor(folder.path) == 0
         return folder
 
-    def run(
-        self, attempt_id: str = "a1", code: str = "", **launch_changes: object
-    ) -> AttemptFolder:
+    def run(self, attempt_id: str = A1, code: str = "", **launch_changes: object) -> AttemptFolder:
         folder = self.start(attempt_id, code, **launch_changes)
         self.wait(folder)
         return folder
