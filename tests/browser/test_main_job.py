@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.driving import JOB_PATH, drawn_points, launch, walk_to_review
+from tests.browser.driving import JOB_PATH, drawn_points, launch, log_in, walk_to_review
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 LONG_MS = 180_000
@@ -16,10 +16,7 @@ def watched(browser, stack):
     """Walk, launch and watch one demo job; what was seen on the way is what the tests judge."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
-    page.goto(f"{stack.base_url}/login/")
-    page.locator("#id_username").fill("alice")
-    page.locator("#id_password").fill("a-long-test-password")
-    page.locator("main button").click()
+    log_in(page, stack.base_url, "alice")
     seen: dict = {"home": page.title()}
     walk_to_review(page, stack.base_url)
     seen["review"] = page.inner_text("main")
