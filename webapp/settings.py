@@ -3,6 +3,7 @@
 import os
 import secrets
 from pathlib import Path
+from typing import Any
 
 import dj_database_url
 import django_stubs_ext
@@ -95,10 +96,10 @@ _SQLITE_OPTIONS = {
 }
 
 
-def _databases() -> dict[str, dict[str, object]]:
+def _databases() -> dict[str, dict[str, Any]]:
     """Return the main database and, on SQLite, the metric store's own file."""
     if url := os.environ.get("DATABASE_URL"):
-        main = dict(dj_database_url.parse(url))
+        main: dict[str, Any] = dict(dj_database_url.parse(url))
         if main["ENGINE"] == "django.db.backends.postgresql":
             pool = {"min_size": 1, "max_size": 10, "timeout": 5}
             main["OPTIONS"] = {**main.get("OPTIONS", {}), "pool": pool}

@@ -39,6 +39,12 @@ from webapp.jobs.services import job_create, job_submit
 GIB = 1024**3
 
 
+@pytest.fixture(autouse=True)
+def _cheap_passwords(settings) -> None:
+    """Hash with the fastest hasher: what is tested here is not the cost of a guess."""
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+
 @pytest.fixture
 def team(db) -> Team:
     return Team.objects.create(name="Alice's team")

@@ -1,7 +1,9 @@
 """What hosts call about an attempt: claim it, report its events, hand over its artefacts."""
 
+from pathlib import Path
 from typing import Annotated
 
+from django.conf import settings
 from django.http import HttpRequest
 from ninja import Query, Router
 
@@ -14,6 +16,7 @@ from runners.messages import (
 )
 from webapp.api.auth import HostAuth, calling_host
 from webapp.api.problems import REFUSALS
+from webapp.core.disk import MIN_FREE_BYTES, check_room
 from webapp.core.problems import InvalidProblem
 from webapp.jobs import uploads
 from webapp.jobs.claims import attempt_claim
@@ -36,6 +39,7 @@ def events(request: HttpRequest, attempt_id: str, body: EventBatch) -> EventAck:
         raise InvalidProblem(
             "other_attempt", f"The body is about {body.attempt_id}, the address {attempt_id}."
         )
+    check_room(Path(settings.DATA_DIR), MIN_FREE_BYTES)
     return events_accept(host=calling_host(request), batch=body)
 
 

@@ -169,7 +169,7 @@ def credential_revoke(*, host: Host, by: str) -> None:
 def host_set_state(*, host: Host, to: HostState, by: str) -> None:
     """Move a host between ready, draining, maintenance and retired."""
     with transaction.atomic():
-        before = Host.objects.select_for_update().get(pk=host.pk).state
+        before = Host.objects.select_for_update(no_key=True).get(pk=host.pk).state
         Host.objects.filter(pk=host.pk).update(state=to)
         Event.objects.create(
             at=now(),

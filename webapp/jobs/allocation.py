@@ -24,7 +24,7 @@ PREFLIGHT_RETRY = timedelta(seconds=30)
 def allocate_host(host: Host) -> Job | None:
     """Give a free host to the next queued job and return that job, or None."""
     with transaction.atomic():
-        host = Host.objects.select_for_update().get(pk=host.pk)
+        host = Host.objects.select_for_update(no_key=True).get(pk=host.pk)
         if not is_free(host):
             return None
         for job in _waiting(host):

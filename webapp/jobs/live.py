@@ -1,11 +1,34 @@
 """Tell open pages about events that were just stored."""
 
 import math
+import time
+from collections.abc import Callable
 from typing import Any
 
 from runners.messages import RunEvent
 from webapp.jobs.models import Attempt
 from webapp.live.publish import jobs_topic, publish
+
+LIST_SECONDS = 1.0
+
+
+class Pace:
+    """Lets one message a second through for each key: lists need no more to look alive."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last: dict[str, float] = {}
+
+    def may_go(self, key: str) -> bool:
+        """Return whether a second has passed since this last said yes."""
+        instant = self._clock()
+        if instant - self._last.get(key, -LIST_SECONDS) < LIST_SECONDS:
+            return False
+        self._last[key] = instant
+        return True
+
+
+list_pace = Pace()
 
 
 def announce(attempt: Attempt, events: list[RunEvent]) -> None:
@@ -39,7 +62,8 @@ def _announce_progress(
     if phases:
         data["phase"] = phases[-1].body.get("name")
     publish(f"job:{attempt.job_id}", "job.progress", data)
-    publish(jobs_topic(attempt.job.team_id), "job.progress", data)
+    if list_pace.may_go(attempt.job.team_id):
+        publish(jobs_topic(attempt.job.team_id), "job.progress", data)
 
 
 def _drawable(point: dict[str, Any]) -> dict[str, Any]:

@@ -1,15 +1,14 @@
 """Files of artefacts, taken in parts: confined to one folder, whole only with their digest."""
 
 import hashlib
-import shutil
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Protocol
 
 from django.conf import settings
 from django.db import transaction
 
+from webapp.core.disk import check_room
 from webapp.core.problems import (
-    BusyProblem,
     ConflictProblem,
     InvalidProblem,
     NotFoundProblem,
@@ -117,8 +116,7 @@ def write_part(file: UploadFile, offset: int, body: Readable) -> int:
 
 def _check_disk(file: UploadFile) -> None:
     file.target.parent.mkdir(parents=True, exist_ok=True)
-    if shutil.disk_usage(file.target.parent).free < MIN_FREE_BYTES + MAX_PART_BYTES:
-        raise BusyProblem("disk_full", "The server's disk is nearly full.", retry_after_seconds=60)
+    check_room(file.target.parent, MIN_FREE_BYTES + MAX_PART_BYTES)
 
 
 def _append(file: UploadFile, offset: int, body: Readable) -> int:

@@ -6,6 +6,7 @@ import pytest
 
 from runners.messages import ClaimReply, ClaimRequest
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of
+from webapp.api import attempts
 from webapp.jobs import uploads
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Artefact, Job
@@ -175,3 +176,9 @@ def test_another_host_sees_no_artefact(artefact, team):
 
     _, credential = enrol(team, name="Stranger")
     assert HostClient(credential).get(url(artefact, "model.safetensors")).status_code == 404
+
+
+def test_events_wait_at_their_host_while_the_disk_is_full(as_host, attempt, monkeypatch):
+    monkeypatch.setattr(attempts, "MIN_FREE_BYTES", 2**62)
+    answer = as_host.post(f"/attempts/{attempt.pk}/events", batch_of(attempt, LINE))
+    assert (answer.status_code, answer.json()["code"]) == (429, "disk_full")

@@ -6,7 +6,9 @@ import time
 import pytest
 
 from tests.webapp.conftest import STARTED, batch_of
+from webapp.jobs import live
 from webapp.jobs.ingest import events_accept
+from webapp.jobs.live import Pace
 from webapp.live import publish as publish_module
 from webapp.live.publish import STREAM, publish
 
@@ -16,6 +18,7 @@ pytestmark = pytest.mark.django_db(databases="__all__")
 @pytest.fixture(autouse=True)
 def _untripped(monkeypatch):
     monkeypatch.setattr(publish_module, "_breaker", publish_module.Breaker())
+    monkeypatch.setattr(live, "list_pace", Pace())
 
 
 def published(client) -> list[tuple[str, str, dict]]:
@@ -76,6 +79,21 @@ def test_a_new_state_goes_to_the_page_and_to_the_teams_list(reported, attempt):
 def test_of_progress_only_the_last_is_told(reported):
     _, data = reported["job.progress"][0]
     assert (data["done"], data["phase"], len(reported["job.progress"])) == (2, "Training", 2)
+
+
+def test_a_list_hears_of_progress_once_a_second():
+    at = [0.0]
+    pace = Pace(lambda: at[0])
+    heard = []
+    for tenth in range(25):
+        at[0] = tenth / 10
+        heard.append(pace.may_go("team"))
+    assert heard.count(True) == 3
+
+
+def test_teams_do_not_slow_each_other():
+    pace = Pace(lambda: 0.0)
+    assert [pace.may_go("a"), pace.may_go("b"), pace.may_go("a")] == [True, True, False]
 
 
 def test_points_go_together_without_what_json_cannot_say(reported):
