@@ -1,0 +1,180 @@
+"""Adding a host: form, command, check-list."""
+
+import re
+import time
+from datetime import timedelta
+
+import pytest
+
+from runners.messages import EnrollRequest
+from tests.webapp.conftest import client_of, make_beat, make_facts, make_microbench
+from webapp.core.clock import now
+from webapp.hosts.beats import host_beat
+from webapp.hosts.checks import checklist
+from webapp.hosts.models import EnrolmentToken, Host
+from webapp.hosts.services import host_enroll
+
+pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
+FORM = {"name": "Node A", "pool": "lab", "labels": "gpu=4090 room=b12"}
+
+
+@pytest.fixture
+def as_olga(olga):
+    return client_of(olga)
+
+
+@pytest.fixture
+def added(as_olga):
+    """The address of the check page of a fresh token, and the token's text."""
+    where = as_olga.post("/hosts/add/", FORM)["Location"]
+    page = as_olga.get(where).content.decode()
+    return where, re.search(r"--token (\S+)", page)[1]
+
+
+def enroll_with(text, **facts) -> Host:
+    request = EnrollRequest(
+        token=text, facts=make_facts(**facts), sent_at_ms=int(time.time() * 1000)
+    )
+    return Host.objects.get(pk=host_enroll(request).host_id)
+
+
+def looks(host) -> dict[str, str]:
+    return {check.name: check.look for check in checklist(None, host)}
+
+
+def test_the_form_asks_for_name_pool_and_labels(as_olga):
+    page = as_olga.get("/hosts/add/").content.decode()
+    assert all(f'name="{name}"' in page for name in FORM)
+
+
+def test_the_command_names_this_server_and_a_token(as_olga, added):
+    page = as_olga.get(added[0]).content.decode()
+    assert "python -m runners enroll --server http://testserver --token" in page
+
+
+def test_the_token_carries_what_the_form_said(added):
+    token = EnrolmentToken.objects.get()
+    assert (token.name, token.pool) == ("Node A", "lab")
+    assert token.labels == {"gpu": "4090", "room": "b12"}
+
+
+def test_only_the_tokens_digest_is_stored(added):
+    assert added[1] not in str(EnrolmentToken.objects.values().get())
+
+
+def test_the_token_is_shown_only_in_the_session_that_made_it(added, team):
+    olga = EnrolmentToken.objects.get().created_by
+    page = client_of(olga).get(added[0]).content.decode()
+    assert added[1] not in page
+    assert "shown only in the session that made it" in page
+
+
+def test_the_check_page_is_never_cached(as_olga, added):
+    assert "no-store" in as_olga.get(added[0])["Cache-Control"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("name", "", "required"),
+        ("pool", "My Pool!", "lower-case letters, digits and hyphens"),
+        ("labels", "just-a-word", "is not key=value"),
+        ("labels", " ".join(f"k{i}=v" for i in range(20)), "at most 12"),
+    ],
+)
+def test_bad_input_is_refused_beside_its_field(as_olga, field, value, words):
+    response = as_olga.post("/hosts/add/", {**FORM, field: value})
+    assert response.status_code == 422
+    assert words in response.content.decode()
+    assert not EnrolmentToken.objects.exists()
+
+
+def test_before_the_first_contact_every_line_waits():
+    checks = checklist(None, None)
+    assert [check.look for check in checks] == ["now"] + ["wait"] * 7
+
+
+def test_an_enrolled_host_ticks_identity_and_waits_for_its_agent(added):
+    found = looks(enroll_with(added[1]))
+    assert (found["Contacted"], found["Identity"]) == ("good", "good")
+    assert found["Reports back"] == "now"
+
+
+def test_after_beats_and_benchmark_every_line_is_ticked(added):
+    host = enroll_with(added[1], packages={"torch": "2.13.0"})
+    host_beat(host=host, beat=make_beat(microbench=make_microbench()))
+    host.refresh_from_db()
+    assert set(looks(host).values()) == {"good"}
+
+
+def test_a_missing_torch_comes_with_the_command_that_mends_it(added):
+    check = checklist(None, enroll_with(added[1]))[4]
+    assert (check.name, check.look) == ("torch", "bad")
+    assert check.command.startswith("pip install")
+
+
+def test_a_full_disk_says_what_a_job_needs(added):
+    check = checklist(None, enroll_with(added[1], disk_free_bytes=5_000_000))[5]
+    assert check.look == "bad"
+    assert "at least 1 GiB" in check.fix
+
+
+def test_a_clock_that_is_off_says_by_how_much(added):
+    host = enroll_with(added[1])
+    host.clock_offset_ms = -9000
+    check = checklist(None, host)[2]
+    assert (check.look, check.words) == ("bad", "9000 ms behind this server's")
+
+
+def test_an_agent_that_fell_silent_is_told_to_start_again(added):
+    host = enroll_with(added[1])
+    host.last_seen_at = now() - timedelta(minutes=5)
+    check = checklist(None, host)[6]
+    assert (check.look, check.command) == ("bad", "python -m runners work")
+
+
+def test_a_ready_host_leads_to_the_demo(as_olga, added):
+    host = enroll_with(added[1])
+    host_beat(host=host, beat=make_beat(microbench=make_microbench()))
+    page = as_olga.get(added[0]).content.decode()
+    assert "Ready. Run the demo job" in page
+    assert f"host={host.pk}" in page
+
+
+def test_a_used_token_shows_no_command_any_more(as_olga, added):
+    enroll_with(added[1])
+    assert "--token" not in as_olga.get(added[0]).content.decode()
+
+
+def test_an_expired_token_says_when_and_leads_to_a_new_one(as_olga, added):
+    EnrolmentToken.objects.update(expires_at=now() - timedelta(minutes=1))
+    page = as_olga.get(added[0]).content.decode()
+    assert "nobody used it" in page
+    assert "Make a new one" in page
+
+
+def test_a_revoked_token_enrols_nobody(as_olga, added):
+    as_olga.post(f"{added[0]}revoke/")
+    assert EnrolmentToken.objects.get().revoked_at is not None
+    assert "was revoked" in as_olga.get(added[0]).content.decode()
+
+
+def test_live_updates_ask_only_for_the_regions(as_olga, added):
+    response = as_olga.get(added[0], headers={"HX-Request": "true"})
+    assert b"<html" not in response.content
+    assert b'data-region="checks"' in response.content
+
+
+@pytest.mark.parametrize("role", ["viewer", "practitioner"])
+def test_only_operators_add_hosts(alice, added, role):
+    alice.memberships.update(role=role)
+    client = client_of(alice)
+    assert client.get("/hosts/add/").status_code == 403
+    assert client.post("/hosts/add/", FORM).status_code == 403
+    assert client.get(added[0]).status_code == 403
+    assert client.post(f"{added[0]}revoke/").status_code == 403
+
+
+def test_another_teams_token_does_not_exist(charlie, added):
+    charlie.memberships.update(role="operator")
+    assert client_of(charlie).get(added[0]).status_code == 404
