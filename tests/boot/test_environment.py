@@ -156,3 +156,54 @@ def test_a_second_start_waits_for_the_first_to_finish_the_environment(tmp_path):
         for process in filter(None, (first, second)):
             process.kill()
             process.communicate()
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """The environment's paths moved to an empty folder."""
+    venv = tmp_path / ".venv"
+    monkeypatch.setattr(environment, "VENV", venv)
+    monkeypatch.setattr(environment, "PYTHON", venv / "bin" / "python")
+    monkeypatch.setattr(environment, "STAMP", venv / "slipway-stamp.json")
+    return venv
+
+
+@pytest.mark.slow
+def test_a_real_environment_is_made_filled_and_stamped(elsewhere, capsys):
+    environment._build(["pip"], "run")  # pip is there already: no network is needed
+
+    assert environment._stamp()["run"] == environment.digest(["pip"])
+    assert "✓ Making .venv" in capsys.readouterr().out
+    done = subprocess.run(
+        [elsewhere / "bin" / "python", "-c", "import webapp.boot, sys; print(sys.prefix)"],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == str(elsewhere)
+
+
+def test_a_test_environment_counts_as_one_to_run_in(elsewhere, monkeypatch):
+    elsewhere.joinpath("lib/python3/site-packages").mkdir(parents=True)
+    environment.PYTHON.parent.mkdir()
+    environment.PYTHON.symlink_to(sys.executable)
+    monkeypatch.setattr(environment, "install", lambda *_, **__: None)
+
+    environment._build(["pytest"], "test")
+
+    run = environment.requirements(with_tests=False)
+    assert environment._stamp()["run"] == environment.digest(run)
+
+
+def test_an_interrupted_installation_leaves_no_stamp(elsewhere, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(environment, "_create", lambda: elsewhere.mkdir())
+    monkeypatch.setattr(environment, "install", interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        environment._build(["torch"], "run")
+
+    assert environment._stamp() == {}
