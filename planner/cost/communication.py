@@ -59,6 +59,16 @@ def point_to_point_seconds(
 
 
 @equation(
+    "t = S / B",
+    unit="s",
+    symbols={"payload_bytes": "S", "link_bytes_per_s": "B"},
+)
+def transfer_seconds(*, payload_bytes: Quantity, link_bytes_per_s: Quantity) -> Quantity:
+    """Return the seconds of moving bytes between a device, its host and its disk."""
+    return payload_bytes / link_bytes_per_s
+
+
+@equation(
     "t = m · (2 · (n-1)/n · S/B + l) for n > 1",
     unit="s",
     symbols=SYMBOLS,

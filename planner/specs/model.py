@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from planner.specs.base import SparseSpec
+from planner.specs.base import Dtype, SparseSpec
 
 AttentionKind = Literal["full", "sliding"]
 
@@ -52,7 +52,7 @@ class ModelSpec(SparseSpec):
     moe_intermediate_size: NonNegativeInt = 0
     num_shared_experts: NonNegativeInt = 0
     num_dense_layers: NonNegativeInt = 0
-    weight_dtype: str | None = Field(default=None, description="as published")
+    weight_dtype: Dtype | None = Field(default=None, description="as published")
     quantization: str | None = Field(default=None, description="of the published checkpoint")
     source: str | None = None
     as_of: str | None = None

@@ -5,6 +5,7 @@ calibration text through the model, factor one Hessian per input width and updat
 AWQ runs a grid of scales instead of the Hessian.
 """
 
+from planner.cost.communication import transfer_seconds
 from planner.cost.compute import matmul_flops
 from planner.cost.dtypes import weight_bytes_per_element
 from planner.cost.equation import Ledger, equation
@@ -18,7 +19,7 @@ from planner.specs.model import ModelSpec
 from planner.specs.workload import CompressWorkload
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.outcome import Outcome
-from planner.workload.setting import DEFAULT_DISK_BYTES_PER_S, Setting, rates_of
+from planner.workload.setting import Setting, rates_of
 
 GROUP = "compress"
 SECOND_ORDER = frozenset({"gptq", "sparsegpt"})
@@ -59,16 +60,6 @@ def second_order_flops(
 ) -> Quantity:
     """Return the FLOP of Hessians, their factorisation and the column updates."""
     return num_layers * (2 * num_tokens * squared_inputs + cubed_inputs + update_products)
-
-
-@equation(
-    "t = Q / disk",
-    unit="s",
-    symbols={"moved_bytes": "Q", "disk_bytes_per_s": "disk"},
-)
-def disk_seconds(*, moved_bytes: Quantity, disk_bytes_per_s: Quantity) -> Quantity:
-    """Return the seconds of reading the source and writing the result."""
-    return moved_bytes / disk_bytes_per_s
 
 
 def target_dtype(workload: CompressWorkload) -> Dtype:
@@ -154,11 +145,10 @@ def _times(
         memory_efficiency=rates.stream_efficiency,
     )
     disk = ledger.term(
-        disk_seconds,
-        setting.line(GROUP, "Disk"),
-        moved_bytes=moved,
-        disk_bytes_per_s=setting.cluster.disk_bandwidth_bytes_per_second
-        or DEFAULT_DISK_BYTES_PER_S,
+        transfer_seconds,
+        setting.line(GROUP, "Disk", key="disk"),
+        payload_bytes=moved,
+        link_bytes_per_s=setting.disk_bytes_per_s,
     )
     compute = 0.0
     if workload.method in CALIBRATED:

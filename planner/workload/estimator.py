@@ -22,6 +22,7 @@ from planner.workload.setting import Setting
 from planner.workload.train import train
 
 GROUP = "energy"
+GIB = 1024**3
 
 
 def estimate_request(request: EstimateRequest, *, explain: bool = True) -> Estimate:
@@ -58,7 +59,7 @@ def estimate_request(request: EstimateRequest, *, explain: bool = True) -> Estim
         cost_usd_per_million_tokens=money,
         strategy=setting.strategy,
         engine=setting.engine.key,
-        warnings=(*setting.warnings, *outcome.warnings),
+        warnings=(*setting.warnings, *outcome.warnings, *_host_warnings(setting, outcome)),
         calibration=_calibration(setting),
         terms=ledger.terms() if explain else (),
     )
@@ -76,6 +77,16 @@ def run(setting: Setting, ledger: Ledger) -> Outcome:
             return train(setting, workload, ledger)
         case CompressWorkload():
             return compress(setting, workload, ledger)
+
+
+def _host_warnings(setting: Setting, outcome: Outcome) -> tuple[str, ...]:
+    """Return a warning when the host's memory does not hold what was offloaded to it."""
+    available = (setting.cluster.host_memory_bytes or 0) * setting.cluster.nodes
+    needed = outcome.memory.host_bytes
+    if not available or needed <= available:
+        return ()
+    need, have = needed / GIB, available / GIB
+    return (f"offloading needs {need:.1f} GiB of host memory, {have:.1f} GiB are there",)
 
 
 def _energy_and_money(

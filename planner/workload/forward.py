@@ -10,6 +10,7 @@ from planner.cost.communication import (
     all_reduce_seconds,
     all_to_all_seconds,
     point_to_point_seconds,
+    transfer_seconds,
 )
 from planner.cost.compute import attention_flops, matmul_flops
 from planner.cost.equation import Ledger
@@ -75,7 +76,7 @@ def forward_pass(setting: Setting, ledger: Ledger, work: Pass) -> PassCost:
     head = operators.output_head()
     attention = operators.attention()
     elementwise = operators.elementwise()
-    communication = operators.communication()
+    communication = operators.communication() + operators.stream_from_host()
     issue, scheduling = operators.overhead()
     parts = [operators.dequantise(), linear, head, attention, elementwise]
     seconds = sum(part.seconds for part in parts)
@@ -157,6 +158,20 @@ class _Operators:
             memory_efficiency=self.rates.stream_efficiency,
         )
         return _Part(seconds, is_compute=False)
+
+    def stream_from_host(self) -> float:
+        """Cost fetching the weights that live in host memory, once per pass."""
+        setting = self.setting
+        share = setting.offload.weights_cpu
+        if not share:
+            return 0.0
+        held = setting.counts.layer_linear / setting.layout.tensor * setting.weight_element_bytes
+        return self.ledger.term(
+            transfer_seconds,
+            setting.line(self.work.group, "Weights from host memory", "communication", "offload"),
+            payload_bytes=held * share,
+            link_bytes_per_s=setting.host_link_bytes_per_s,
+        )
 
     def _experts_touched(self) -> float:
         """Return the share of the experts that this pass reads, when tokens spread evenly."""

@@ -48,14 +48,22 @@ def inference_memory(setting: Setting, ledger: Ledger, load: Load) -> MemoryUse:
     drafts = [costed[stage] for stage in alike]
     fullest = max(range(stages), key=lambda stage: drafts[stage].peak_bytes)
     drafts[fullest] = _stage(setting, ledger, load, fullest)
-    offloaded = setting.offload.weights_cpu
-    host = offloaded * sum(draft.by_class["weights"] for draft in drafts) / (1 - offloaded or 1)
     return MemoryUse(
         stages=tuple(drafts),
         capacity_bytes=setting.device.memory_bytes,
         usable_bytes=usable_bytes(setting),
-        host_bytes=host * setting.layout.tensor if offloaded else 0.0,
+        host_bytes=_host_weight_bytes(setting),
     )
+
+
+def _host_weight_bytes(setting: Setting) -> float:
+    """Return the bytes of the weights that live in host memory, once for all replicas."""
+    share, layout = setting.offload.weights_cpu, setting.layout
+    if not share:
+        return 0.0
+    stages = range(layout.pipeline)
+    whole = sum(stage_weight_bytes(setting, Ledger(), stage) for stage in stages)
+    return share * whole * layout.tensor
 
 
 def stage_weight_bytes(setting: Setting, ledger: Ledger, stage: int) -> float:

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from pydantic import ValidationError
-
 from planner.catalog.devices import get_device
 from planner.catalog.engines import Engine, get_engine
 from planner.catalog.models import get_model, model_from_config
@@ -27,6 +25,19 @@ NOT_YET = {
     "virtual_pipeline_size": "interleaved pipelines",
 }
 RUNNER_INT4_GROUP = 64
+# What a named quantisation stores and computes in, where the dtypes are not given.
+FORMAT_BY_QUANTIZATION: dict[str, tuple[Dtype, Dtype]] = {
+    "gptq": ("int4", "bf16"),
+    "awq": ("int4", "bf16"),
+    "nf4": ("nf4", "bf16"),
+    "w4a16": ("int4", "bf16"),
+    "w4a8": ("int4", "int8"),
+    "w8a16": ("int8", "bf16"),
+    "w8a8": ("int8", "int8"),
+    "fp8": ("fp8", "fp8"),
+    "nvfp4": ("nvfp4", "nvfp4"),
+}
+COVERED_SCHEDULES = {None, "gpipe", "1f1b"}
 EIGHT_BIT_FLOATS = {"fp8", "nvfp4", "mxfp4"}
 
 
@@ -89,6 +100,18 @@ def refuse_uncovered(strategy: Strategy) -> None:
                 f"{name} is {value!r}: {title} cannot be costed yet; leave it out",
                 f"strategy.{name}",
             )
+    if strategy.pipeline_schedule not in COVERED_SCHEDULES:
+        raise NotCoveredError(
+            f"pipeline_schedule {strategy.pipeline_schedule} cannot be costed yet: "
+            "choose gpipe or 1f1b",
+            "strategy.pipeline_schedule",
+        )
+    if strategy.quantization not in {None, *FORMAT_BY_QUANTIZATION}:
+        raise NotCoveredError(
+            f"quantization {strategy.quantization!r} cannot be costed yet: choose among "
+            f"{', '.join(FORMAT_BY_QUANTIZATION)}, or give weight_dtype",
+            "strategy.quantization",
+        )
     offload = strategy.offload
     if offload and (offload.kv_cpu or offload.activations_cpu or offload.weights_disk):
         raise NotCoveredError(
@@ -151,7 +174,8 @@ def _filled(
     given = request.strategy
     training = isinstance(request.workload, TrainWorkload)
     weight = given.weight_dtype or _default_weight_dtype(request, model, engine)
-    activation = given.activation_dtype or _default_activation_dtype(weight)
+    _, computed = FORMAT_BY_QUANTIZATION.get(given.quantization or "", (None, None))
+    activation = given.activation_dtype or computed or _default_activation_dtype(weight)
     fields: dict[str, object] = {
         "weight_dtype": weight,
         "activation_dtype": activation,
@@ -179,11 +203,8 @@ def _default_weight_dtype(request: EstimateRequest, model: ModelSpec, engine: En
             return "nf4"
         own_runner = engine.role == "runner" and workload.method in {"pretrain", "full"}
         return "fp32" if own_runner else "bf16"
-    published = model.weight_dtype or "bf16"
-    try:
-        return Strategy.model_validate({"weight_dtype": published}).weight_dtype or "bf16"
-    except ValidationError:
-        return "bf16"
+    named = FORMAT_BY_QUANTIZATION.get(request.strategy.quantization or "")
+    return named[0] if named else model.weight_dtype or "bf16"
 
 
 def _default_activation_dtype(weight: Dtype) -> Dtype:

@@ -17,6 +17,7 @@ from planner.specs.workload import Workload
 DEFAULT_INTER_NODE_BYTES_PER_S = 50e9  # one 400 Gbit/s port per device
 DEFAULT_INTRA_NODE_BYTES_PER_S = 16e9  # PCIe 3.0 x16, where the catalog names no link
 DEFAULT_DISK_BYTES_PER_S = 1e9
+DEFAULT_HOST_LINK_BYTES_PER_S = 16e9
 CONSUMER_FALLBACK: dict[Dtype, tuple[Dtype, ...]] = {
     "fp32": (),
     "tf32": ("fp32",),
@@ -94,6 +95,20 @@ class Setting:
     def kv_element_bytes(self) -> float:
         """Return the bytes of one cached key or value element."""
         return element_bytes(self.strategy.kv_cache_dtype or "bf16")
+
+    @property
+    def host_link_bytes_per_s(self) -> float:
+        """Return the bandwidth between the device and its host."""
+        return (
+            self.cluster.host_to_device_bandwidth_bytes_per_second
+            or self.device.host_to_device_bandwidth_bytes_per_second
+            or DEFAULT_HOST_LINK_BYTES_PER_S
+        )
+
+    @property
+    def disk_bytes_per_s(self) -> float:
+        """Return the bandwidth of the host's disk."""
+        return self.cluster.disk_bandwidth_bytes_per_second or DEFAULT_DISK_BYTES_PER_S
 
     @property
     def offload(self) -> OffloadSpec:

@@ -6,9 +6,10 @@ from planner.cost.communication import (
     all_gather_seconds,
     all_reduce_seconds,
     point_to_point_seconds,
+    transfer_seconds,
 )
 from planner.cost.compute import attention_flops, matmul_flops
-from planner.cost.dtypes import element_bytes
+from planner.cost.dtypes import WIDE, element_bytes
 from planner.cost.equation import Ledger, equation
 from planner.cost.quantity import Quantity
 from planner.cost.roofline import compute_seconds, memory_seconds, overhead_seconds
@@ -41,6 +42,8 @@ FULL_SHARDING = 3  # the ZeRO stage that also splits the weights
 ISSUE_PASSES = 3
 # The optimiser reads weight, gradient and states and writes weight and states.
 UPDATE_READS_AND_WRITES = 2
+# Two sockets with eight channels of DDR4-3200 stream about this much in practice.
+HOST_MEMORY_BYTES_PER_S = 200e9
 
 
 @equation(
@@ -186,10 +189,18 @@ class _Step:
             self.setting.line(
                 GROUP, "Norms, activations, residuals, loss", "memory_bandwidth", "elementwise"
             ),
-            moved_bytes=(moved + logits * 2 * element_bytes("fp32")) * passes,
+            moved_bytes=(moved + logits * 2 * element_bytes("fp32") + self._unpacked()) * passes,
             memory_bytes_per_s=self.rates.memory_bytes_per_s,
             memory_efficiency=self.rates.stream_efficiency,
         )
+
+    def _unpacked(self) -> float:
+        """Return the bytes of reading quantised base weights and writing them in 16 bits."""
+        setting = self.setting
+        if setting.weight_dtype in WIDE:
+            return 0.0
+        each = setting.weight_element_bytes + setting.plain_element_bytes
+        return setting.counts.layer_linear / self.share * each
 
     def _overhead(self, work_s: float) -> float:
         engine = self.setting.engine
@@ -261,13 +272,41 @@ class _Step:
         """Cost the optimiser's reading and writing of weights, gradients and states."""
         setting = self.setting
         shards = setting.layout.data if setting.strategy.zero_stage else 1
-        states = STATE_BYTES[optimizer_of(self.workload)]
+        parameters = self._trained_per_device() / shards
         gradient = element_bytes(setting.strategy.gradient_dtype or "bf16")
+        states = STATE_BYTES[optimizer_of(self.workload)]
         each = UPDATE_READS_AND_WRITES * (states + setting.plain_element_bytes) + gradient
+        if setting.offload.optimizer != "none":
+            return self._offloaded_update(parameters, gradient, each)
         return self.ledger.term(
             memory_seconds,
             setting.line(GROUP, "Optimiser update", "memory_bandwidth", "update"),
-            moved_bytes=self._trained_per_device() / shards * each,
+            moved_bytes=parameters * each,
             memory_bytes_per_s=self.rates.memory_bytes_per_s,
             memory_efficiency=self.rates.stream_efficiency,
         )
+
+    def _offloaded_update(self, parameters: float, gradient: float, each: float) -> float:
+        """Cost an update on the host: gradients down, states through its memory, weights up."""
+        setting = self.setting
+        line = setting.line(GROUP, "Gradients to the host, weights back", "memory_bandwidth")
+        seconds = self.ledger.term(
+            transfer_seconds,
+            line,
+            payload_bytes=parameters * (gradient + setting.plain_element_bytes),
+            link_bytes_per_s=setting.host_link_bytes_per_s,
+        )
+        seconds += self.ledger.term(
+            transfer_seconds,
+            setting.line(GROUP, "Update in host memory", "memory_bandwidth", "update"),
+            payload_bytes=parameters * each,
+            link_bytes_per_s=HOST_MEMORY_BYTES_PER_S,
+        )
+        if setting.offload.optimizer == "nvme":
+            seconds += self.ledger.term(
+                transfer_seconds,
+                setting.line(GROUP, "States from and to disk", "memory_bandwidth", "disk"),
+                payload_bytes=parameters * each,
+                link_bytes_per_s=setting.disk_bytes_per_s,
+            )
+        return seconds

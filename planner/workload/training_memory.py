@@ -74,17 +74,20 @@ def training_memory(setting: Setting, ledger: Ledger, workload: TrainWorkload) -
     drafts = [_Stage(setting, Ledger(), workload, index).memory() for index in range(stages)]
     fullest = max(range(stages), key=lambda index: drafts[index].peak_bytes)
     drafts[fullest] = _Stage(setting, ledger, workload, fullest).memory()
-    host = 0.0
-    if setting.offload.optimizer == "cpu":
-        host = setting.layout.tensor * sum(
+    away = 0.0
+    if setting.offload.optimizer != "none":
+        per_rank = sum(
             _Stage(setting, Ledger(), workload, index).optimizer_states()
             for index in range(stages)
         )
+        ranks = setting.layout.tensor * (setting.layout.data if setting.strategy.zero_stage else 1)
+        away = per_rank * ranks
     return MemoryUse(
         stages=tuple(drafts),
         capacity_bytes=setting.device.memory_bytes,
         usable_bytes=usable_bytes(setting),
-        host_bytes=host,
+        host_bytes=away if setting.offload.optimizer == "cpu" else 0.0,
+        disk_bytes=away if setting.offload.optimizer == "nvme" else 0.0,
     )
 
 
