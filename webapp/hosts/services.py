@@ -14,7 +14,7 @@ from django.utils.text import slugify
 from runners.messages import PROTOCOL_VERSION, EnrollReply, EnrollRequest
 from webapp.accounts.models import Team
 from webapp.core.clock import now, now_ms
-from webapp.core.problems import InvalidProblem, UnauthorizedProblem
+from webapp.core.problems import ConflictProblem, InvalidProblem, UnauthorizedProblem
 from webapp.hosts.contact import BEAT_SECONDS
 from webapp.hosts.models import EnrolmentToken, Host, HostState
 from webapp.jobs.models import Event
@@ -166,10 +166,26 @@ def credential_revoke(*, host: Host, by: str) -> None:
         )
 
 
+def _check_ready(host: Host, before: str, to: HostState) -> None:
+    if to != HostState.READY:
+        return
+    if before == HostState.RETIRED:
+        raise ConflictProblem("retired", f"{host.name} is retired; enrol it again.")
+    if not host.microbench:
+        raise ConflictProblem(
+            "not_measured", f"{host.name} is ready as soon as its agent has measured it."
+        )
+
+
 def host_set_state(*, host: Host, to: HostState, by: str) -> None:
-    """Move a host between ready, draining, maintenance and retired."""
+    """Move a host between ready, draining, maintenance and retired.
+
+    Raises:
+        ConflictProblem: the host is to be ready but was never measured, or is retired.
+    """
     with transaction.atomic():
         before = Host.objects.select_for_update(no_key=True).get(pk=host.pk).state
+        _check_ready(host, before, to)
         Host.objects.filter(pk=host.pk).update(state=to)
         Event.objects.create(
             at=now(),

@@ -10,8 +10,8 @@ from django.db import connections
 from runners.messages import EnrollRequest
 from tests.webapp.conftest import enrol, make_facts
 from webapp.core.clock import now
-from webapp.core.problems import InvalidProblem, UnauthorizedProblem
-from webapp.hosts.models import EnrolmentToken, Host
+from webapp.core.problems import ConflictProblem, InvalidProblem, UnauthorizedProblem
+from webapp.hosts.models import EnrolmentToken, Host, HostState
 from webapp.hosts.services import (
     command_key,
     credential_revoke,
@@ -152,6 +152,20 @@ def test_only_a_host_on_this_machine_is_told_of_a_socket(token, is_same, expecte
     settings.REDIS_URL = "unix:///run/redis.sock"
     reply = host_enroll(request_for(token), is_same_machine=is_same)
     assert (reply.redis_url or "").split(":")[0] == (expected or "")
+
+
+@pytest.mark.parametrize(("state", "words"), [("checking", "measured"), ("retired", "enrol")])
+def test_a_host_is_not_declared_ready_by_hand(enrolled, state, words):
+    host, _ = enrolled
+    Host.objects.update(state=state)
+    with pytest.raises(ConflictProblem, match=words):
+        host_set_state(host=host, to=HostState.READY, by="olga")
+
+
+def test_a_drained_host_takes_jobs_again(host):
+    for state in (HostState.DRAINING, HostState.READY):
+        host_set_state(host=host, to=state, by="olga")
+    assert host.state == "ready"
 
 
 def test_enrolment_and_states_are_recorded(enrolled):
