@@ -200,7 +200,7 @@ def test_an_interrupted_installation_leaves_no_stamp(elsewhere, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(environment, "_create", lambda: elsewhere.mkdir())
+    monkeypatch.setattr(environment, "_create", elsewhere.mkdir)
     monkeypatch.setattr(environment, "install", interrupted)
 
     with pytest.raises(KeyboardInterrupt):
