@@ -1,6 +1,7 @@
 """Everything that an estimate depends on, resolved: nothing is left to default after this."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from planner.catalog.engines import Engine, sources
 from planner.cost.dtypes import element_bytes, unquantised_dtype, weight_bytes_per_element
@@ -14,6 +15,7 @@ from planner.specs.model import ModelSpec
 from planner.specs.strategy import OffloadSpec, Strategy
 from planner.specs.workload import Workload
 
+MODELLED = Origin()
 DEFAULT_INTER_NODE_BYTES_PER_S = 50e9  # one 400 Gbit/s port per device
 DEFAULT_INTRA_NODE_BYTES_PER_S = 16e9  # PCIe 3.0 x16, where the catalog names no link
 DEFAULT_DISK_BYTES_PER_S = 1e9
@@ -76,22 +78,22 @@ class Setting:
         """Return the dtype of what flows between layers."""
         return self.strategy.activation_dtype or "bf16"
 
-    @property
+    @cached_property
     def weight_element_bytes(self) -> float:
         """Return the stored bytes of one linear weight, metadata included."""
         return weight_bytes_per_element(self.weight_dtype, self.strategy.group_size)
 
-    @property
+    @cached_property
     def plain_element_bytes(self) -> float:
         """Return the bytes of one embedding, norm or output-head weight."""
         return element_bytes(unquantised_dtype(self.weight_dtype))
 
-    @property
+    @cached_property
     def activation_element_bytes(self) -> float:
         """Return the bytes of one residual element: at least the 16 bits between kernels."""
         return max(element_bytes(self.activation_dtype), element_bytes("bf16"))
 
-    @property
+    @cached_property
     def kv_element_bytes(self) -> float:
         """Return the bytes of one cached key or value element."""
         return element_bytes(self.strategy.kv_cache_dtype or "bf16")
@@ -127,20 +129,25 @@ class Setting:
     ) -> Line:
         """Return where a term goes, with the host's factor and the origin of its rates."""
         factor = self.factor(operator_class) if operator_class else 1.0
-        return Line(group, name, key, operator_class, factor, self._origin(operator_class))
+        origin = self._origins.get(operator_class, MODELLED)
+        return Line(group, name, key, operator_class, factor, origin)
 
-    def _origin(self, operator_class: OperatorClass | None) -> Origin:
-        measured = self.is_measured and operator_class in {"compute", "memory_bandwidth"}
-        if measured:
-            when = f" on {self.device.as_of}" if self.device.as_of else ""
-            return Origin("measured", f"rates measured on this host{when}")
-        topic = {
-            "compute": sources()["matmul"],
-            "memory_bandwidth": sources()["blis"],
-            "communication": sources()["nccl"],
-            "overhead": sources()["eager" if self.engine.ops_per_layer else "blis"],
+    @cached_property
+    def _origins(self) -> dict[OperatorClass | None, Origin]:
+        """Return where the rates of each operator class come from."""
+        found: dict[OperatorClass | None, Origin] = {
+            "compute": Origin("modelled", sources()["matmul"]),
+            "memory_bandwidth": Origin("modelled", sources()["blis"]),
+            "communication": Origin("modelled", sources()["nccl"]),
+            "overhead": Origin(
+                "modelled", sources()["eager" if self.engine.ops_per_layer else "blis"]
+            ),
         }
-        return Origin("modelled", topic.get(operator_class or "", ""))
+        if self.is_measured:
+            when = f" on {self.device.as_of}" if self.device.as_of else ""
+            measured = Origin("measured", f"rates measured on this host{when}")
+            found["compute"] = found["memory_bandwidth"] = measured
+        return found
 
 
 @dataclass(frozen=True)

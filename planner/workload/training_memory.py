@@ -1,5 +1,7 @@
 """What training holds on each device: weights, gradients, optimiser states, activations, loss."""
 
+from functools import cached_property
+
 from planner.cost.activations import (
     EAGER_HIDDEN_TENSORS,
     HIDDEN_TENSORS,
@@ -149,11 +151,12 @@ class _Stage:
         return self.ledger.term(
             sharded_state_bytes,
             self.setting.line(GROUP, "Autocast copies of the weights", key="buffers"),
-            parameters=self._trained(),
+            parameters=self._trained,
             bytes_per_element=self._kept_bytes(),
             shards=1.0,
         )
 
+    @cached_property
     def _trained(self) -> float:
         """Return the trained parameters on one device of this stage, before ZeRO."""
         setting, model = self.setting, self.setting.model
@@ -197,7 +200,7 @@ class _Stage:
         return self.ledger.term(
             sharded_state_bytes,
             self.setting.line(GROUP, name, key=key),
-            parameters=self._trained(),
+            parameters=self._trained,
             bytes_per_element=bytes_each,
             shards=shards,
         )
