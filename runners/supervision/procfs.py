@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 PROC = Path("/proc")
 BOOT_ID = PROC / "sys/kernel/random/boot_id"
+CGROUPS = Path("/sys/fs/cgroup")
 MARKER = "SLIPWAY_ATTEMPT"
 CLOCK_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -142,14 +143,18 @@ def boot_id(path: Path = BOOT_ID) -> str:
     return path.read_text().strip()
 
 
-def oom_kills() -> int:
-    """Return how often the kernel killed for memory in this process's control group."""
-    for line in _read_lines(PROC / "self/cgroup"):
+def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
+    """Return how often the kernel killed for memory in this process's control group.
+
+    Version 2 of control groups counts in ``memory.events``, version 1 in
+    ``memory.oom_control``; 0 where neither can be read.
+    """
+    for line in _read_lines(proc / "self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            counter = Path("/sys/fs/cgroup", path.lstrip("/"), "memory.events")
+            counter = cgroups / path.lstrip("/") / "memory.events"
         elif "memory" in controllers.split(","):
-            counter = Path("/sys/fs/cgroup/memory", path.lstrip("/"), "memory.oom_control")
+            counter = cgroups / "memory" / path.lstrip("/") / "memory.oom_control"
         else:
             continue
         for entry in _read_lines(counter):

@@ -1,6 +1,8 @@
 """Doorbells through a real Redis and a real Celery worker: they wake, and nothing else."""
 
+import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -214,3 +216,40 @@ def test_a_worker_that_does_not_listen_is_killed_with_what_it_started(host_dir, 
 
     assert process.returncode is not None
     assert child.pid is None
+
+
+def exit_code_of(code: str, host_dir: HostDir) -> int:
+    """Run code in a worker's place and return how it ended."""
+    environment = {**os.environ, "SLIPWAY_HOST_DIR": str(host_dir.path)}
+    return subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode
+
+
+def test_a_worker_that_lost_an_acknowledgement_ends_itself(host_dir, enrolled):
+    code = (
+        "import logging; from runners.tasks import LostAckHandler\n"
+        "logging.getLogger().addHandler(LostAckHandler())\n"
+        "logging.getLogger('kombu').error('fine'); print('still here')\n"
+        "logging.getLogger('celery.worker').critical(\"Couldn't ack %r\", 5)\n"
+    )
+
+    assert exit_code_of(code, host_dir) == tasks.EXIT_STALLED
+
+
+def test_a_worker_that_hears_no_more_pings_ends_itself(host_dir, enrolled):
+    host_dir.pings.touch()
+    code = (
+        "import os, time; from pathlib import Path; from runners import tasks\n"
+        "tasks.WATCH_SECONDS, tasks.SILENCE_SECONDS = 0.05, 0.3\n"
+        f"pings = Path({str(host_dir.pings)!r})\n"
+        "soon = time.time() + 0.2; os.utime(pings, (soon, soon))\n"
+        "tasks._watch(pings, os.getppid())\n"
+    )
+
+    assert exit_code_of(code, host_dir) == tasks.EXIT_STALLED
+
+
+def test_a_worker_whose_agent_is_gone_ends_itself(host_dir, enrolled):
+    host_dir.pings.touch()
+    code = f"from pathlib import Path; from runners import tasks; tasks._watch(Path({str(host_dir.pings)!r}), -1)"
+
+    assert exit_code_of(code, host_dir) == 0

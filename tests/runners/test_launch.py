@@ -152,3 +152,9 @@ def test_jobs_share_the_cores_of_the_host(tmp_path):
     threads = [int(render_env(tmp_path, jobs)["OMP_NUM_THREADS"]) for jobs in (1, cores, 99)]
 
     assert threads == [cores, 1, 1]
+
+
+def test_a_job_may_read_the_folders_that_the_host_lists(tmp_path):
+    env = render_env(tmp_path, 1, (tmp_path / "a", tmp_path / "b"))
+
+    assert env["SLIPWAY_MODEL_ROOTS"] == f"{tmp_path / 'a'}{os.pathsep}{tmp_path / 'b'}"

@@ -107,3 +107,30 @@ def test_the_boot_id_can_be_read_from_elsewhere(tmp_path):
     path.write_text("another-boot\n")
 
     assert procfs.boot_id(path) == "another-boot"
+
+
+def make_cgroup(tmp_path, line: str, counter: str, text: str) -> tuple[object, object]:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"9:cpu:/x\n{line}\n")
+    path = tmp_path / "cgroup" / counter
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    return tmp_path / "proc", tmp_path / "cgroup"
+
+
+def test_memory_kills_are_counted_in_control_groups_of_version_2(tmp_path):
+    events = "low 0\nhigh 0\noom 3\noom_kill 2\n"
+    places = make_cgroup(tmp_path, "0::/user/job", "user/job/memory.events", events)
+
+    assert procfs.oom_kills(*places) == 2
+
+
+def test_memory_kills_are_counted_in_control_groups_of_version_1(tmp_path):
+    control = "oom_kill_disable 0\nunder_oom 0\noom_kill 4\n"
+    places = make_cgroup(tmp_path, "4:memory:/job", "memory/job/memory.oom_control", control)
+
+    assert procfs.oom_kills(*places) == 4
+
+
+def test_no_control_group_means_no_memory_kill(tmp_path):
+    assert procfs.oom_kills(tmp_path, tmp_path) == 0

@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import stat
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -246,6 +248,105 @@ def test_a_job_that_takes_too_long_is_ended(attempts):
     folder = attempts.run(code=FOREVER, max_duration_seconds=0.5)
 
     assert folder.exit_record().reason is Reason.MAX_DURATION
+
+
+def test_a_stop_is_obeyed_at_once_when_the_supervisor_is_told(attempts):
+    folder = attempts.start(code=FOREVER)
+    identity = record.read_json(folder.path / record.SUPERVISOR)
+    stop(folder, grace_seconds=30)
+    procfs.send_signal(identity["pid"], identity["start_ticks"], signal.SIGTERM)
+
+    attempts.wait(folder, seconds=3)
+
+    ended = folder.exit_record()
+    assert ended.reason is Reason.STOPPED_BY_USER
+    assert ended.ended_at_ms - ended.started_at_ms < 1000
+
+
+def test_a_supervisor_that_a_stranger_terminates_ends_its_job_and_says_so(attempts):
+    folder = attempts.start(code=FOREVER)
+    identity = record.read_json(folder.path / record.SUPERVISOR)
+
+    os.kill(identity["pid"], signal.SIGTERM)
+    attempts.wait(folder)
+
+    assert folder.exit_record().reason is Reason.KILLED_EXTERNALLY
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_closed_terminal_does_not_end_the_supervisor(attempts, number):
+    folder = attempts.start(code="import time; time.sleep(0.5)")
+    os.kill(record.read_json(folder.path / record.SUPERVISOR)["pid"], number)
+
+    attempts.wait(folder)
+
+    assert folder.exit_record().reason is Reason.OK
+
+
+def test_a_folder_without_launch_data_is_an_internal_fault(attempts):
+    folder = attempts.make()
+    (folder.path / record.LAUNCH).write_bytes(b"{")
+
+    assert launch.start_supervisor(folder.path) == supervisor.EXIT_INTERNAL
+    assert "is missing or damaged" in (folder.path / "supervisor.log").read_text()
+
+
+def test_an_event_without_end_is_refused_and_the_next_one_taken(attempts):
+    code = SAY + (
+        "fd = int(os.environ['SLIPWAY_EVENT_FD'])\n"
+        "for _ in range(40): os.write(fd, b'x' * 65536)\n"
+        "os.write(fd, b'\\n')\nsay('phase', name='after')"
+    )
+
+    folder = attempts.run(code=code)
+
+    assert bodies(folder, "phase") == [{"name": "after"}]
+
+
+def test_a_flood_of_damaged_events_is_not_told_line_by_line(attempts):
+    code = (
+        "import os\nfor _ in range(500): os.write(int(os.environ['SLIPWAY_EVENT_FD']), b'no\\n')"
+    )
+
+    folder = attempts.run(code=code)
+
+    told = [body for body in bodies(folder, "log") if body["stream"] == "supervisor"]
+    assert len(told) == supervisor.MAX_REFUSALS_TOLD
+
+
+def test_a_job_may_close_everything_and_still_be_supervised(attempts):
+    code = "import os, time\nfor fd in range(64):\n  try: os.close(fd)\n  except OSError: pass\ntime.sleep(1.2)"
+
+    folder = attempts.run(code=code)
+
+    assert folder.exit_record().reason is Reason.OK
+
+
+def test_the_supervisor_leaks_no_descriptor_and_keeps_no_zombie(attempts):
+    code = "import subprocess\nfor _ in range(30): subprocess.run(['true'])\n" + FOREVER
+    folder = attempts.start(code="print('ready', flush=True)\n" + code)
+    pid = record.read_json(folder.path / record.SUPERVISOR)["pid"]
+    wait_for(lambda: is_ready(folder))
+    descriptors = Path(f"/proc/{pid}/fd")
+    before = len(list(descriptors.iterdir()))
+
+    time.sleep(1.5)
+
+    assert len(list(descriptors.iterdir())) == before
+    assert [
+        each for each in procfs.all_processes() if each.parent == pid and not each.is_alive
+    ] == []
+
+
+def test_an_idle_supervisor_costs_next_to_nothing(attempts):
+    folder = attempts.start(code="import time; time.sleep(60)")
+    pid = record.read_json(folder.path / record.SUPERVISOR)["pid"]
+    before = procfs.read_process(pid).cpu_ticks
+
+    time.sleep(3)
+
+    spent = procfs.read_process(pid).cpu_ticks - before
+    assert spent / procfs.CLOCK_TICKS_PER_SECOND / 3 < 0.05
 
 
 @pytest.mark.faults

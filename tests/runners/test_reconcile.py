@@ -1,0 +1,100 @@
+"""Making the disk what the server wants: each step harmless when repeated."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from runners.attempts import AttemptFolder, Verdict
+from runners.client import ServerClient
+from runners.config import HostConfig
+from runners.messages import BeatReply, StopOrder, Wanted
+from runners.reasons import Reason
+from runners.reconcile import Reconciler
+from runners.supervision import procfs, record
+from tests.runners.test_supervisor import FOREVER
+from tests.runners.tools import A1, A2, bodies, wait_for
+
+
+@pytest.fixture
+def reconciler(acceptor, host_dir, attempts):
+    client = ServerClient(acceptor.url, "host-credential")
+    yield Reconciler(
+        host_dir,
+        HostConfig(),
+        client,
+        boot_id=procfs.boot_id(),
+        render=lambda _spec, _folder: [sys.executable, "-c", FOREVER],
+    )
+    client.close()
+
+
+@pytest.fixture
+def folder(host_dir) -> AttemptFolder:
+    return AttemptFolder(host_dir.attempts / A1)
+
+
+def reply(**changes: object) -> BeatReply:
+    return BeatReply(server_time_ms=0, **changes)
+
+
+def stop(attempt_id: str = A1) -> StopOrder:
+    return StopOrder(attempt_id=attempt_id, reason=Reason.STOPPED_BY_USER, grace_seconds=0.2)
+
+
+def wanted(acceptor, attempt_id: str = A1) -> Wanted:
+    return Wanted(attempt_id=attempt_id, fence=acceptor.want(attempt_id).fence)
+
+
+def test_wanting_the_same_attempt_again_and_again_starts_it_once(acceptor, reconciler, folder):
+    want = wanted(acceptor)
+
+    for _ in range(4):
+        reconciler.apply(reply(wanted=(want, want)))
+
+    assert len(bodies(folder, "started")) == 1
+    assert len(procfs.marked(A1)) == 1
+
+
+def test_what_the_server_sent_is_what_the_job_reads(acceptor, reconciler, folder):
+    reconciler.apply(reply(wanted=(wanted(acceptor),)))
+
+    assert folder.request() == acceptor.attempts[A1].request
+
+
+def test_a_claim_is_told_to_disk_before_the_server_is_asked(acceptor, reconciler, folder):
+    process = Path(f"/proc/{job.pid}")
+    seen = [(process / name).read_bytes() for name in ("environ", "cmdline")]
+    seen += [path.read_bytes() for path in folder.path.rglob("*") if path.is_file()]
+    assert not any(b"host-credential" in text or b"command-key" in text for text in seen)
+
+
+def test_two_jobs_share_the_cores(acceptor, reconciler, host_dir):
+    reconciler.apply(reply(wanted=(wanted(acceptor), wanted(acceptor, A2))))
+
+    launches = [record.read_json(host_dir.attempts / key / record.LAUNCH) for key in (A1, A2)]
+    cores = len(os.sched_getaffinity(0))
+    assert [each["env"]["OMP_NUM_THREADS"] for each in launches] == [
+        str(cores),
+        str(max(1, cores // 2)),
+    ]
+
+
+def test_a_supervisor_that_fails_is_told_as_our_fault(acceptor, reconciler, folder, monkeypatch):
+    monkeypatch.setattr("runners.launch.start_supervisor", lambda _: 70)
+
+    reconciler.apply(reply(wanted=(wanted(acceptor),)))
+
+    assert folder.exit_record().reason is Reason.INTERNAL
+    assert "supervisor.log" in folder.exit_record().last_lines[0]
+
+
+def test_statuses_leave_out_what_the_server_holds_whole(attempts, reconciler):
+    folder = attempts.run(A1)
+    reconciler.reap()
+    before = [status.phase for status in reconciler.statuses()]
+
+    folder.forget()
+
+    assert (before, reconciler.statuses()) == (["exited"], ())
