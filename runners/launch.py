@@ -51,7 +51,9 @@ def render_argv(spec: JobSpec, folder: Path) -> list[str]:
     return [sys.executable, "-m", module, str(folder)]
 
 
-def render_env(host_dir: Path, running_jobs: int) -> dict[str, str]:
+def render_env(
+    host_dir: Path, running_jobs: int, model_roots: Sequence[Path] = ()
+) -> dict[str, str]:
     """Return a job's environment, built from nothing but the passed variables and ours."""
     env = {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ}
     cores = len(os.sched_getaffinity(0))
@@ -61,6 +63,7 @@ def render_env(host_dir: Path, running_jobs: int) -> dict[str, str]:
         "PYTHONSAFEPATH": "1",  # the working folder holds data, never modules
         "PYTHONUNBUFFERED": "1",
         "SLIPWAY_HOST_DIR": str(host_dir),
+        "SLIPWAY_MODEL_ROOTS": os.pathsep.join(map(str, model_roots)),
     }
 
 

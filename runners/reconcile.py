@@ -173,7 +173,9 @@ class Reconciler:
         document = {
             "attempt_id": folder.attempt_id,
             "argv": argv,
-            "env": launch.render_env(self.host_dir.path, len(self.running()) + 1),
+            "env": launch.render_env(
+                self.host_dir.path, len(self.running()) + 1, self.config.model_roots
+            ),
             "max_duration_seconds": request.max_duration_seconds,
         }
         record.write_json(folder.path / record.LAUNCH, document)

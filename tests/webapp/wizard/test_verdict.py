@@ -29,7 +29,7 @@ def test_a_wrong_change_says_so_and_is_not_saved(walk):
 
     assert "Not saved: correct the form first" in html
     assert "from 1 to 100,000" in html
-    assert walker.plan.draft["workload"]["pretrain"]["global_batch_size"] == 8
+    assert walker.plan.draft["workload"]["pretrain"]["global_batch_size"] == 2
 
 
 def test_the_rail_can_be_read_by_a_viewer(walk, vera):
