@@ -35,6 +35,7 @@ class DeviceSpec(SparseSpec):
     link: str | None = None
     tdp_watts: PositiveFloat | None = None
     price_usd_per_hour: NonNegativeFloat | None = None
+    price_source: str | None = None
     op_overhead_seconds: NonNegativeFloat | None = None
     weight_stream_bytes_per_second: dict[Dtype, PositiveFloat] = Field(default_factory=dict)
     usable_memory_ratio: Ratio | None = None

@@ -97,6 +97,7 @@ def _energy_and_money(
         return None, None
     energy = money = None
     origin = Origin("published", device.source or "")
+    price = device.price_source or device.source or ""
     if device.tdp_watts:
         energy = ledger.term(
             joules_per_token,
@@ -108,7 +109,7 @@ def _energy_and_money(
     if device.price_usd_per_hour:
         money = ledger.term(
             usd_per_million_tokens,
-            Line(GROUP, "Cost per million tokens", origin=origin),
+            Line(GROUP, "Cost per million tokens", origin=Origin("published", price)),
             num_devices=setting.layout.devices,
             hourly_usd=device.price_usd_per_hour,
             tokens_per_s=rate,

@@ -223,8 +223,8 @@ class _Operators:
             self.setting.line(self.work.group, "Attention: arithmetic", key="attention_flops"),
             num_heads=model.num_attention_heads / layout.tensor,
             head_dim=model.head_dim,
-            num_layers=1,
-            token_pairs=self.work.token_pairs,
+            num_layers=model.num_hidden_layers,
+            token_pairs=self.work.token_pairs / model.num_hidden_layers,
         )
         passes = EAGER_KV_PASSES if self.setting.engine.ops_per_layer else 1
         read = passes * kv_cache_bytes(

@@ -171,13 +171,14 @@ class _Step:
             parameters=(linear + head) / self.share,
             num_tokens=self.tokens,
         )
+        pairs = self.micro_sequences * layer_pairs(model, self.workload.sequence_length)
         attention = self.ledger.term(
             attention_flops,
             self.setting.line(GROUP, "Attention: forward", key="attention_flops"),
             num_heads=model.num_attention_heads / self.share,
             head_dim=model.head_dim,
-            num_layers=1,
-            token_pairs=self.micro_sequences * layer_pairs(model, self.workload.sequence_length),
+            num_layers=model.num_hidden_layers,
+            token_pairs=pairs / model.num_hidden_layers,
         )
         return matmul + attention
 

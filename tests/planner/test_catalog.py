@@ -98,3 +98,21 @@ def test_every_engine_has_figures_on_every_kind_of_device(key):
 def test_an_engine_without_figures_of_its_own_is_marked():
     assert get_engine("never-heard-of", "gpu").is_generic
     assert not get_engine("vllm", "gpu").is_generic
+
+
+def test_a_price_comes_with_the_offers_and_the_day_that_it_is_from():
+    device = get_device("h100-sxm-80gb")
+
+    assert 1 < device.price_usd_per_hour < 10
+    assert "on-demand offers" in device.price_source
+    assert "2026-" in device.price_source
+
+
+def test_a_device_that_nobody_rents_out_has_no_price():
+    assert get_device("m2-max").price_usd_per_hour is None
+
+
+def test_every_price_belongs_to_a_known_device():
+    from planner.catalog.devices import _prices
+
+    assert set(_prices()) <= {device.id for device in list_devices()}
