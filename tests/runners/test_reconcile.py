@@ -64,6 +64,76 @@ def test_what_the_server_sent_is_what_the_job_reads(acceptor, reconciler, folder
 
 
 def test_a_claim_is_told_to_disk_before_the_server_is_asked(acceptor, reconciler, folder):
+    seen = []
+    answer = acceptor.claim
+    acceptor.claim = lambda *call: seen.append(folder.claim()) or answer(*call)
+
+    reconciler.claim(wanted(acceptor))
+
+    assert seen[0].claim_id == acceptor.attempts[A1].claim_id
+
+
+def test_an_absent_server_leaves_the_claim_to_be_repeated(acceptor, reconciler, folder):
+    want = wanted(acceptor)
+    acceptor.is_away = True
+
+    reconciler.claim(want)
+
+    assert folder.judge(procfs.boot_id()) is Verdict.CLAIMING
+    acceptor.is_away = False
+    reconciler.retry_claims()
+    assert folder.judge(procfs.boot_id()) is Verdict.RUNNING
+
+
+def test_a_wrong_fence_is_buried(acceptor, reconciler, folder):
+    acceptor.want(A1)
+
+    reconciler.claim(Wanted(attempt_id=A1, fence="old"))
+
+    assert folder.judge(procfs.boot_id()) is Verdict.TOMBSTONE
+
+
+def test_a_buried_attempt_is_not_asked_for_again(acceptor, reconciler, folder):
+    acceptor.want(A1)
+    reconciler.claim(Wanted(attempt_id=A1, fence="old"))
+
+    reconciler.claim(Wanted(attempt_id=A1, fence=acceptor.attempts[A1].fence))
+
+    assert acceptor.attempts[A1].claim_id == ""
+
+
+def test_stopping_twice_keeps_the_first_order(acceptor, reconciler, folder):
+    reconciler.apply(reply(wanted=(wanted(acceptor),)))
+    reconciler.apply(reply(stop=(stop(),)))
+    later = stop().model_copy(update={"reason": Reason.SUPERSEDED})
+
+    reconciler.apply(reply(stop=(later,)))
+    wait_for(folder.exit_record)
+
+    assert folder.exit_record().reason is Reason.STOPPED_BY_USER
+
+
+@pytest.mark.parametrize("attempt_id", ["unknown", "..", "../../etc"])
+def test_an_order_about_what_is_not_here_does_nothing(reconciler, host_dir, attempt_id):
+    reconciler.apply(reply(stop=(stop(attempt_id),), forget=(attempt_id,)))
+
+    assert list(host_dir.attempts.iterdir()) == []
+
+
+def test_a_running_attempt_is_not_forgotten(acceptor, reconciler, folder):
+    reconciler.apply(reply(wanted=(wanted(acceptor),)))
+
+    reconciler.apply(reply(forget=(A1,)))
+
+    assert folder.spool.is_dir()
+    assert folder.judge(procfs.boot_id()) is Verdict.RUNNING
+
+
+def test_the_secrets_of_the_host_reach_no_job(acceptor, reconciler, folder, host_dir, credential):
+    host_dir.save_credential(credential)
+    reconciler.apply(reply(wanted=(wanted(acceptor),)))
+
+    (job,) = procfs.marked(A1)
     process = Path(f"/proc/{job.pid}")
     seen = [(process / name).read_bytes() for name in ("environ", "cmdline")]
     seen += [path.read_bytes() for path in folder.path.rglob("*") if path.is_file()]
