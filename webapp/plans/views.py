@@ -26,6 +26,7 @@ from webapp.plans.verdict import problem_verdict, suggestion_chips, verdict_of
 from webapp.plans.words import workload_words
 
 PAGE_SIZE = 50
+KEY_LENGTH = 64
 TABS = {
     "summary": "Summary",
     "alternatives": "Alternatives",
@@ -155,7 +156,8 @@ def plan_launch_view(request: HttpRequest, plan_id: str) -> HttpResponse:
         messages.success(request, "The plan is saved.")
         return redirect("plan-detail", plan.pk)
     try:
-        job = plan_launch(plan=plan, by=signed_in(request), name=name)
+        key = request.POST.get("key", "")[:KEY_LENGTH] or None
+        job = plan_launch(plan=plan, by=signed_in(request), name=name, idempotency_key=key)
     except (DraftProblem, Problem) as problem:
         messages.error(request, str(problem))
         return redirect("plan-step", plan.pk, "review")

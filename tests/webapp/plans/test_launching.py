@@ -33,7 +33,7 @@ def test_the_demo_plan_trains_the_demo_model_for_two_minutes(demo_plan):
 
 def test_a_number_of_tokens_becomes_a_number_of_steps(demo_plan):
     values = demo_plan.draft["workload"]["pretrain"]
-    values |= {"million_tokens": 0.2048, "time_budget_minutes": None}
+    values |= {"million_tokens": 0.2048, "time_budget_minutes": None, "global_batch_size": 8}
 
     spec = launch_of(demo_plan).spec
 
@@ -42,6 +42,7 @@ def test_a_number_of_tokens_becomes_a_number_of_steps(demo_plan):
 
 
 def test_the_steps_of_a_batch_hold_all_its_sequences(demo_plan):
+    demo_plan.draft["workload"]["pretrain"]["global_batch_size"] = 8
     demo_plan.draft["pins"] = {"micro_batch_size": 2}
 
     spec = launch_of(demo_plan).spec
@@ -206,6 +207,18 @@ def test_the_launch_button_leads_to_the_job(demo_plan, alice):
     response = client_of(alice).post(f"/plans/{demo_plan.pk}/launch/", {"go": "launch"})
 
     assert response["Location"] == f"/jobs/{Job.objects.get().pk}/"
+
+
+def test_pressing_twice_launches_once(demo_plan, alice):
+    client = client_of(alice)
+    review = client.get(f"/plans/{demo_plan.pk}/edit/review/")
+    data = {"go": "launch", "key": review.context["launch_key"]}
+
+    first = client.post(f"/plans/{demo_plan.pk}/launch/", data)
+    second = client.post(f"/plans/{demo_plan.pk}/launch/", data)
+
+    assert first["Location"] == second["Location"]
+    assert Job.objects.count() == 1
 
 
 def test_a_refused_launch_goes_back_to_the_review_with_the_reason(demo_plan, alice):
