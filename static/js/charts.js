@@ -108,12 +108,12 @@
       this.drawnAt = performance.now();
       const Plotly = await loadPlotly(document.body.dataset.plotly || this.element.dataset.plotly);
       const { data, layout } = resolve(this.figure);
-      layout.height = this.plot.clientHeight || 168;
-      layout.autosize = true;
       if (!this.isDrawn) this.plot.replaceChildren();
+      this.element.dataset.drawn = String(this.measured.x.length); // from here on CSS sets the height
+      layout.height = this.plot.clientHeight;
+      layout.autosize = true;
       await Plotly.react(this.plot, data, layout, CONFIG);
       this.isDrawn = true;
-      this.element.dataset.drawn = String(this.measured.x.length);
     }
   }
 

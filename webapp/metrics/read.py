@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from webapp.metrics.models import MetricBatch, MetricChunk, MetricSource
-from webapp.metrics.rollup import STEPS_MS, Band, decode_band, merge
+from webapp.metrics.rollup import STEPS_MS, WINDOW_MS, Band, decode_band, merge
 from webapp.metrics.store import RAW_STEP_MS, Point, RawSeries, gather, unpack
 
 GAP_PERIODS = 3
@@ -69,15 +69,24 @@ def _read_source(source: MetricSource, names: list[str], span: Range, points: in
 
 def _level(source: MetricSource, span: Range, points: int) -> int:
     """Return the coarsest step that leaves at least one bucket for each of ``points``."""
-    ends = MetricChunk.objects.filter(
-        attempt_id=source.attempt_id, source=source.source, step_ms=STEPS_MS[0]
-    ).values_list("t0_ms", "t1_ms")
-    if not ends:
+    rolled, raw = _ends(source, STEPS_MS[0]), _ends(source, RAW_STEP_MS)
+    if rolled is None:
         return RAW_STEP_MS
-    since = max(span.since_ms, min(t0 for t0, _ in ends))
-    until = min(span.until_ms, max(t1 for _, t1 in ends))
-    fitting = [step for step in STEPS_MS if (until - since) / step >= points]
+    first, last = rolled
+    if raw is not None and raw[0] - first < WINDOW_MS:
+        first = raw[0]  # a roll-up begins with its window, hours before the first point
+    length = min(span.until_ms, last) - max(span.since_ms, first)
+    fitting = [step for step in STEPS_MS if length / step >= points]
     return max(fitting, default=RAW_STEP_MS)
+
+
+def _ends(source: MetricSource, step_ms: int) -> tuple[int, int] | None:
+    """Return where the chunks of one level begin and end, or None where there are none."""
+    chunks = MetricChunk.objects.filter(
+        attempt_id=source.attempt_id, source=source.source, step_ms=step_ms
+    )
+    ends = list(chunks.values_list("t0_ms", "t1_ms"))
+    return (min(t0 for t0, _ in ends), max(t1 for _, t1 in ends)) if ends else None
 
 
 def _band(
