@@ -1,4 +1,4 @@
-"""The command line: ``python -m planner estimate|plan|models|devices|techniques|export``."""
+"""The command line: ``python -m planner estimate|plan|calibrate|export|models|devices|...``."""
 
 import argparse
 import json
@@ -14,6 +14,7 @@ from planner.catalog.models import get_entry, get_model, list_models
 from planner.cost.parameters import count_parameters
 from planner.errors import BadRequestError, PlannerError
 from planner.exports.registry import EXPORTERS, export
+from planner.factors import build_factors
 from planner.specs.base import JsonObject
 from planner.specs.cluster import DeviceSpec
 from planner.specs.estimate import EstimateRequest
@@ -165,12 +166,19 @@ def table_line(row: JsonObject) -> str:
     return f"{name:44} {what}  [{row.get('source') or 'no source'}]"
 
 
+def run_calibrate(sink: TextIO) -> int:
+    """Fit the factors to the published measurements and print the factor file."""
+    sink.write(json.dumps(build_factors(), indent=1) + "\n")
+    return OK
+
+
 def arguments() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="python -m planner", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("estimate", help="JSON Lines in, JSON Lines out: cost fixed strategies")
     commands.add_parser("plan", help="one JSON request in, ranked plans out")
+    commands.add_parser("calibrate", help="fit the factor file to published measurements")
     exporter = commands.add_parser("export", help="a plan as another tool's arguments")
     exporter.add_argument("--format", required=True, choices=sorted(EXPORTERS))
     for kind in ("models", "devices", "techniques"):
@@ -186,6 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands: dict[str, Callable[[], int]] = {
         "estimate": lambda: run_estimate(sys.stdin, sys.stdout),
         "plan": lambda: run_plan(sys.stdin, sys.stdout),
+        "calibrate": lambda: run_calibrate(sys.stdout),
         "export": lambda: run_export(sys.stdin, sys.stdout, chosen.format),
     }
     try:

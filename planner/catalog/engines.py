@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from planner.catalog.reading import data_text, data_toml
+from planner.catalog.reading import data_json, data_text, data_toml
 from planner.specs.base import Dtype, Spec
 from planner.specs.cluster import DeviceKind
 
@@ -46,6 +46,13 @@ class Engine(Spec):
     sequence_parallel: bool = False
     gradient_dtype: Dtype | None = None
     fp8_kv_cache_with_fp8_weights: bool = False
+    gathered_logits: bool = False
+    training_overhead_bytes: float | None = None
+    extra_state_bytes: float = 0.0
+    activation_ratio: float = 1.0
+    quantised_activation_ratio: float = 1.0
+    loss_ratio: float = 1.0
+    memory_spread: float | None = None
 
 
 ROLE_DEFAULTS: dict[EngineRole, dict[str, Any]] = {
@@ -93,8 +100,20 @@ def get_engine(key: str | None, kind: DeviceKind) -> Engine:
             **tables["kinds"][kind],
             **ROLE_DEFAULTS[role],
             **(own or {}),
+            **fitted_factors(name, kind),
         }
     )
+
+
+@cache
+def fitted_factors(name: str, kind: DeviceKind) -> dict[str, float]:
+    """Return what the published measurements say about an engine, by field; empty if nothing.
+
+    Only GPUs were fitted: nothing published speaks for an engine on another kind of device.
+    """
+    if kind != "gpu":
+        return {}
+    return dict(data_json("factors.json")["engines"].get(name, {}))
 
 
 @cache
@@ -106,5 +125,6 @@ def sources() -> dict[str, str]:
 @cache
 def calibration_name() -> str:
     """Return the version and digest of the factors in use, as every answer repeats them."""
-    digest = hashlib.sha256(data_text("engines.toml").encode()).hexdigest()[:12]
-    return f"{data_toml('engines.toml')['version']}:{digest}"
+    both = data_text("engines.toml") + data_text("factors.json")
+    digest = hashlib.sha256(both.encode()).hexdigest()[:12]
+    return f"{data_json('factors.json')['version']}:{digest}"

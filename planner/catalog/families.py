@@ -35,6 +35,7 @@ class Family:
     default_ffn_multiple: int | None = None
     sparse: bool = False
     alternate_sliding: bool = False
+    fused_gate_width: bool = False
     names: dict[str, str] = field(default_factory=dict)
 
 
@@ -43,6 +44,19 @@ FAMILIES: dict[str, Family] = {
     "mistral": Family(),
     "baichuan": Family(),
     "phi3": Family(),
+    # Its config counts gate and up as one width; only the projections into attention have biases.
+    "qwen": Family(attention_bias=True, fused_gate_width=True),
+    "chatglm": Family(
+        attention_bias=True,
+        names={
+            "num_hidden_layers": "num_layers",
+            "intermediate_size": "ffn_hidden_size",
+            "num_key_value_heads": "multi_query_group_num",
+            "head_dim": "kv_channels",
+            "vocab_size": "padded_vocab_size",
+            "max_position_embeddings": "seq_length",
+        },
+    ),
     "qwen2": Family(attention_bias=True),
     "mimo": Family(attention_bias=True),
     "qwen3": Family(qk_norm=True),

@@ -112,11 +112,12 @@ def _shape(reader: ConfigReader) -> dict[str, Any]:
     ffn_default = hidden * multiple if multiple else None
     if reader.model_type == "mpt":
         ffn_default = int(hidden * float(reader.config.get("expansion_ratio", 4)))
+    gate_and_up = 2 if reader.family.fused_gate_width else 1
     if heads == 0:
         raise BadConfigError("num_attention_heads is 0: it must be at least 1", "model.config")
     return {
         "hidden_size": hidden,
-        "intermediate_size": reader.integer("intermediate_size", ffn_default),
+        "intermediate_size": reader.integer("intermediate_size", ffn_default) // gate_and_up,
         "num_hidden_layers": reader.integer("num_hidden_layers"),
         "num_attention_heads": heads,
         "num_key_value_heads": _key_value_heads(reader, heads),

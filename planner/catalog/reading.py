@@ -1,5 +1,6 @@
 """Read the planner's own data files, once per process."""
 
+import json
 import tomllib
 from functools import cache
 from importlib.resources import files
@@ -15,3 +16,10 @@ def data_text(name: str) -> str:
 def data_toml(name: str) -> dict[str, Any]:
     """Return one TOML file of the catalog, parsed."""
     return tomllib.loads(data_text(name))
+
+
+@cache
+def data_json(name: str) -> dict[str, Any]:
+    """Return one JSON file of the catalog, parsed."""
+    parsed: dict[str, Any] = json.loads(data_text(name))
+    return parsed

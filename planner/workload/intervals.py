@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from planner.specs.calibration import HostCalibration
 from planner.specs.estimate import ErrorClass, Interval, MemoryAnswer, Performance
+from planner.specs.workload import TrainWorkload
 from planner.workload.setting import Setting
 
 MIN_MEASUREMENTS = 3
@@ -67,8 +68,16 @@ def confidence_of(setting: Setting) -> Confidence:
     return Confidence(
         error_class=error_class,
         time_spread=math.hypot(TIME_SPREAD[error_class], residual) * widening,
-        memory_spread=MEMORY_SPREAD[error_class] * widening,
+        memory_spread=_memory_spread(setting, error_class) * widening,
     )
+
+
+def _memory_spread(setting: Setting, error_class: ErrorClass) -> float:
+    """Return the log spread of a peak: what held-out measurements of the engine left, if any."""
+    fitted = setting.engine.memory_spread
+    if fitted is not None and isinstance(setting.workload, TrainWorkload):
+        return fitted
+    return MEMORY_SPREAD[error_class]
 
 
 def _time_factors(calibration: HostCalibration | None) -> list[tuple[int, float]]:

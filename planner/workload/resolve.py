@@ -5,7 +5,7 @@ from typing import Any
 from planner.catalog.devices import get_device
 from planner.catalog.engines import Engine, get_engine
 from planner.catalog.models import get_model, model_from_config
-from planner.cost.dtypes import WIDE, unquantised_dtype
+from planner.cost.dtypes import SIXTEEN_BIT, WIDE, unquantised_dtype
 from planner.cost.parameters import count_parameters
 from planner.errors import BadRequestError, NotCoveredError, NotPossibleError
 from planner.specs.base import Dtype
@@ -202,6 +202,8 @@ def _default_weight_dtype(request: EstimateRequest, model: ModelSpec, engine: En
         if workload.method == "qlora":
             return "nf4"
         own_runner = engine.role == "runner" and workload.method in {"pretrain", "full"}
+        if request.strategy.gradient_dtype in SIXTEEN_BIT:
+            return request.strategy.gradient_dtype
         return "fp32" if own_runner else "bf16"
     named = FORMAT_BY_QUANTIZATION.get(request.strategy.quantization or "")
     return named[0] if named else model.weight_dtype or "bf16"

@@ -1,5 +1,6 @@
 """What training holds on each device: weights, gradients, optimiser states, activations, loss."""
 
+from dataclasses import replace
 from functools import cached_property
 
 from planner.cost.activations import (
@@ -118,9 +119,15 @@ class _Stage:
                 "optimizer_states": 0.0 if setting.offload.optimizer != "none" else optimizer,
                 "activations": self.activations() * factor,
                 "buffers": self.gathered_weights(weights) + self.autocast_copies(),
-                "runtime_overhead": setting.engine.runtime_overhead_bytes * factor,
+                "runtime_overhead": self._overhead() * factor,
             }
         )
+
+    def _overhead(self) -> float:
+        """Return what the runtime holds beside tensors: context, communicators, cache."""
+        engine = self.setting.engine
+        fitted = engine.training_overhead_bytes
+        return engine.runtime_overhead_bytes if fitted is None else fitted
 
     def _shards(self, first_sharding_stage: int) -> float:
         return zero_shards(self.stage, first_sharding_stage, self.setting.layout.data)
@@ -194,6 +201,7 @@ class _Stage:
         sixteen = is_adapter or setting.weight_dtype in SIXTEEN_BIT
         if sixteen and setting.engine.master_weights and optimizer not in FUSED_METHODS:
             bytes_each += MASTER_BYTES
+        bytes_each += setting.engine.extra_state_bytes
         return self._state("Optimiser states", "optimizer_states", bytes_each, self._shards(1))
 
     def _state(self, name: str, key: str, bytes_each: float, shards: float) -> float:
@@ -230,6 +238,13 @@ class _Stage:
     def _sequence_ranks(self) -> int:
         return self.setting.layout.tensor if self.setting.strategy.sequence_parallel else 1
 
+    @property
+    def _kept_ratio(self) -> float:
+        """Return what measurements of the engine multiply the activations with."""
+        engine = self.setting.engine
+        quantised = self.setting.weight_dtype not in WIDE
+        return engine.activation_ratio * (engine.quantised_activation_ratio if quantised else 1.0)
+
     def _token_bytes(self) -> float:
         """Return the bytes that one layer keeps per token."""
         setting, model = self.setting, self.setting.model
@@ -238,7 +253,7 @@ class _Stage:
         tensors = EAGER_HIDDEN_TENSORS if eager else HIDDEN_TENSORS
         return self.ledger.term(
             kept_token_bytes,
-            setting.line(GROUP, "Kept per token and layer"),
+            replace(setting.line(GROUP, "Kept per token and layer"), factor=self._kept_ratio),
             hidden_width=tensors * model.hidden_size,
             sequence_ranks=self._sequence_ranks,
             hidden_bytes_per_element=self._hidden_bytes(),
@@ -282,11 +297,13 @@ class _Stage:
     def _loss(self, tokens: float) -> float:
         if self.index != self.setting.layout.pipeline - 1:
             return 0.0
+        engine = self.setting.engine
+        line = self.setting.line(GROUP, "Logits in the loss", key="activations")
         return self.ledger.term(
             loss_bytes,
-            self.setting.line(GROUP, "Logits in the loss", key="activations"),
+            replace(line, factor=engine.loss_ratio),
             num_tokens=tokens,
             vocab_size=self.setting.model.vocab_size,
-            tensor_parallel_size=self.setting.layout.tensor,
+            tensor_parallel_size=1 if engine.gathered_logits else self.setting.layout.tensor,
             bytes_per_element=self._kept_bytes(),
         )

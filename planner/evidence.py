@@ -1,0 +1,144 @@
+"""Published measurements as requests: each row of a validation table, asked the planner's way."""
+
+import csv
+import hashlib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from planner.specs.base import JsonObject
+
+FOLDER = Path(__file__).parent / "validation"
+Row = dict[str, str]
+TRAINING_DEVICES = {"a800-sxm-80gb": "a100-sxm-80gb", "titan-rtx": "rtx-2080-ti"}
+NVLINK_A800_BYTES_PER_S = 200e9  # an A100 with 400 GB/s of NVLink in both directions
+TITAN_RTX_MEMORY_BYTES = 24 * 1024**3
+# The link between nodes of each source, bytes per second, device and direction.
+INTER_NODE_BYTES_PER_S = {"dlperf-v100": 1.5e9, "bigscience-tr11": 6.25e9}
+# A model that is published no more has the shape of the one that it was made from.
+SAME_SHAPE = {"OpenBuddy/openbuddy-zephyr-7b-v14.1": "mistralai/Mistral-7B-v0.1"}
+BESIDE_EMBEDDINGS = "method 'LoRA (emb)'"
+METHODS = {"pretrain", "full", "lora", "qlora"}
+COUNTS = {
+    "tp": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_parallel_size",
+    "vpp": "virtual_pipeline_size",
+    "zero_stage": "zero_stage",
+    "micro_batch_size": "micro_batch_size",
+}
+DTYPES = {"optimizer_dtype": "optimizer_dtype", "gradient_dtype": "gradient_dtype"}
+
+
+@cache
+def table(name: str) -> tuple[Row, ...]:
+    """Return the rows of a validation table, blank cells as empty text."""
+    with (FOLDER / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return tuple(csv.DictReader(file))
+
+
+def number(row: Row, name: str, default: float = 0.0) -> float:
+    """Return a cell as a number, or the default where the source does not say."""
+    return float(row[name]) if row.get(name) else default
+
+
+def model_of(row: Row) -> str | JsonObject:
+    """Return the model of a row: a catalog id, or the dimensions that the row gives."""
+    if not row["hidden_size"]:
+        return SAME_SHAPE.get(row["model"], row["model"])
+    gated = row["gated_mlp"] == "1"
+    heads, hidden = int(row["num_attention_heads"]), int(row["hidden_size"])
+    learned = not gated and row["engine"] != "internevo"
+    return {
+        "id": row["model"],
+        "model_type": "llama" if gated else "gpt2",
+        "hidden_size": hidden,
+        "intermediate_size": int(row["intermediate_size"]),
+        "num_hidden_layers": int(row["num_layers"]),
+        "num_attention_heads": heads,
+        "num_key_value_heads": int(row["num_key_value_heads"] or heads),
+        "head_dim": hidden // heads,
+        "vocab_size": int(row["vocab_size"]),
+        "max_position_embeddings": int(number(row, "sequence_length", 2048)),
+        "tie_word_embeddings": row["tied_embeddings"] == "1",
+        "gated_mlp": gated,
+        "norm": "rmsnorm" if gated else "layernorm",
+        "norm_bias": not gated,
+        "attention_bias": not gated,
+        "attention_output_bias": not gated,
+        "mlp_bias": not gated,
+        "learned_positions": int(number(row, "sequence_length")) if learned else 0,
+    }
+
+
+def cluster_of(row: Row) -> JsonObject:
+    """Return the hardware of a training row."""
+    slug = row["gpu"].lower()
+    per_node = int(number(row, "gpus_per_node", 8))
+    devices = int(number(row, "num_gpus", 1))
+    per_node = min(per_node, devices)
+    found: JsonObject = {
+        "device": TRAINING_DEVICES.get(slug, slug),
+        "devices_per_node": per_node,
+        "nodes": max(1, devices // per_node),
+    }
+    if row["source_id"] in INTER_NODE_BYTES_PER_S:
+        found["inter_node_bandwidth_bytes_per_second"] = INTER_NODE_BYTES_PER_S[row["source_id"]]
+    if slug == "a800-sxm-80gb":
+        found["intra_node_bandwidth_bytes_per_second"] = NVLINK_A800_BYTES_PER_S
+    return found
+
+
+def strategy_of(row: Row) -> JsonObject:
+    """Return the layout of a training row; what the source does not say is left out."""
+    found: JsonObject = {
+        ours: int(float(row[theirs])) for theirs, ours in COUNTS.items() if row.get(theirs)
+    }
+    found |= {ours: row[theirs] for theirs, ours in DTYPES.items() if row.get(theirs)}
+    if row.get("dp"):
+        found["data_parallel_size"] = int(row["dp"])
+    if row.get("recompute"):
+        found["activation_recomputation"] = row["recompute"]
+    if row.get("attention"):
+        found["attention"] = "eager" if row["attention"] == "eager" else "flash"
+    if row.get("sequence_parallel"):
+        found["sequence_parallel"] = row["sequence_parallel"] in {"1", "true", "True"}
+    return found
+
+
+def training_request(row: Row) -> JsonObject:
+    """Return a row of a training or memory table as an estimate's request."""
+    workload: dict[str, Any] = {
+        "kind": "train",
+        "sequence_length": int(row["sequence_length"]),
+        "global_batch_size": int(row["global_batch_size"]),
+        "method": row["method"],
+    }
+    if row.get("lora_rank"):
+        workload["lora_rank"] = int(row["lora_rank"])
+    return {
+        "id": row["row_id"],
+        "model": model_of(row),
+        "cluster": cluster_of(row),
+        "workload": workload,
+        "strategy": strategy_of(row),
+        "engine": row["engine"],
+    }
+
+
+def usable(rows: tuple[Row, ...]) -> Iterator[Row]:
+    """Yield the training rows that say enough to be asked.
+
+    Left out: methods that no request can name, among them adapters beside trained embeddings.
+    """
+    for row in rows:
+        said = row["sequence_length"] and row["global_batch_size"]
+        if said and row["method"] in METHODS and BESIDE_EMBEDDINGS not in row["notes"]:
+            yield row
+
+
+def digest(name: str) -> str:
+    """Return the digest of a validation table, so that fitted figures name their inputs."""
+    return hashlib.sha256((FOLDER / f"{name}.csv").read_bytes()).hexdigest()[:12]

@@ -1,0 +1,180 @@
+"""The factor file: where it comes from, what it changes, and that its fit is the one on disk."""
+
+import numpy as np
+import pytest
+
+from planner.catalog.engines import calibration_name, fitted_factors, get_engine
+from planner.catalog.reading import data_json
+from planner.evidence import digest, model_of, number, table, training_request, usable
+from planner.factors import INPUTS, by_engine, held_out, memory_factors, spread_of
+from planner.fitting import MEMORY_FACTORS, descend, fit_memory, memory_case, memory_regret
+from planner.specs.estimate import EstimateRequest
+from planner.workload.estimator import estimate_request
+from tests.planner.asking import ask
+
+FILE = data_json("factors.json")
+FULL = {"kind": "train", "sequence_length": 2048, "global_batch_size": 8, "method": "pretrain"}
+
+
+def memory_rows(engine):
+    return [row for row in usable(table("memory")) if row["engine"] == engine]
+
+
+def fitted_on_file(engine):
+    return np.array([FILE["engines"][engine][name] for name in MEMORY_FACTORS])
+
+
+@pytest.fixture(scope="module")
+def internevo():
+    names = ("memory", "memory_fit")
+    rows = [r for n in names for r in usable(table(n)) if r["engine"] == "internevo"]
+    return [memory_case(row) for row in rows]
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_the_file_names_the_digest_of_each_table_that_it_was_fitted_to(name):
+    assert FILE["inputs"][f"{name}.csv"] == digest(name)
+
+
+def test_an_answer_repeats_the_version_of_the_factors():
+    assert calibration_name().startswith(FILE["version"])
+    assert ask(workload=FULL, engine="internevo").calibration == calibration_name()
+
+
+def test_fitting_an_engine_again_gives_the_factors_of_the_file(internevo):
+    again = memory_factors(internevo)
+
+    assert again == FILE["engines"]["internevo"]
+
+
+@pytest.mark.parametrize("engine", sorted(FILE["engines"]))
+def test_every_factor_of_the_file_is_a_field_of_its_engine(engine):
+    found = get_engine(engine, "gpu")
+
+    for name, value in FILE["engines"][engine].items():
+        assert getattr(found, name) == value
+
+
+@pytest.mark.parametrize("kind", ["cpu", "uma", "accelerator"])
+def test_what_gpus_measured_says_nothing_about_other_devices(kind):
+    assert fitted_factors("transformers", kind) == {}
+
+
+def test_the_products_own_runner_carries_no_fitted_factor():
+    assert "torch" not in FILE["engines"]
+
+
+@pytest.mark.parametrize("engine", sorted(FILE["engines"]))
+def test_the_linear_form_equals_the_planners_answer(engine):
+    rows = [row for row in usable(table("memory_fit")) if row["engine"] == engine][:3]
+    for row in rows:
+        asked = EstimateRequest.model_validate(training_request(row))
+        whole = estimate_request(asked, explain=False).memory.per_device_peak_bytes
+        factors = fitted_on_file(engine)
+        quantised = list(MEMORY_FACTORS).index("quantised_activation_ratio")
+        factors[quantised] *= factors[list(MEMORY_FACTORS).index("activation_ratio")]
+
+        assert memory_case(row).peak_bytes(factors) == pytest.approx(whole, rel=1e-6)
+
+
+def test_without_rows_the_fit_is_the_prior():
+    assert list(fit_memory([])) == [prior for prior, _ in MEMORY_FACTORS.values()]
+
+
+def test_a_fit_never_regrets_more_than_the_prior(internevo):
+    priors = np.array([prior for prior, _ in MEMORY_FACTORS.values()])
+
+    assert memory_regret(internevo, fit_memory(internevo)) < memory_regret(internevo, priors)
+
+
+def test_descending_finds_the_least_of_a_bowl():
+    bowl = descend(
+        lambda x: float(np.sum(np.abs(x - np.array([3.0, 0.5])))), np.ones(2), np.ones(2)
+    )
+
+    assert bowl == pytest.approx([3.0, 0.5], abs=0.02)
+
+
+def test_a_held_out_row_is_predicted_without_its_models_rows():
+    cases = [memory_case(row) for row in memory_rows("litgpt")[:8]]
+    groups = {case.group for case in cases}
+    pairs = held_out(cases)
+
+    assert len(groups) > 1
+    assert len(pairs) == len(cases)
+    assert len({tuple(factors) for _, factors in pairs}) > 1
+
+
+def test_the_spread_covers_four_of_five_held_out_peaks():
+    cases = [memory_case(row) for row in memory_rows("litgpt")]
+    pairs = held_out(cases)
+    reach = np.exp(1.2816 * spread_of(pairs))
+    inside = [1 / reach <= c.peak_bytes(f) / c.measured_bytes <= reach for c, f in pairs]
+
+    assert 0.75 <= np.mean(inside) <= 0.85
+
+
+def test_too_few_rows_give_no_spread():
+    assert spread_of([]) is None
+
+
+def test_cases_are_grouped_by_engine():
+    cases = [memory_case(row) for row in (*memory_rows("litgpt")[:2], *memory_rows("oneflow")[:1])]
+
+    assert {name: len(found) for name, found in by_engine(cases).items()} == {
+        "litgpt": 2,
+        "oneflow": 1,
+    }
+
+
+def test_rows_that_train_embeddings_beside_adapters_are_left_out():
+    kept = {row["row_id"] for row in usable(table("memory"))}
+    beside = [row for row in table("memory") if "embedding and output layers" in row["notes"]]
+
+    assert beside
+    assert kept.isdisjoint(row["row_id"] for row in beside)
+
+
+def test_a_row_with_dimensions_becomes_a_model_of_these_dimensions():
+    row = next(row for row in table("training") if row["model"] == "gpt-alibi-14400x80")
+    found = model_of(row)
+
+    assert (found["hidden_size"], found["num_hidden_layers"]) == (14400, 80)
+    assert not found["gated_mlp"]
+
+
+@pytest.mark.parametrize(("cell", "value"), [("", 7.0), ("2.5", 2.5)])
+def test_a_blank_cell_is_the_default(cell, value):
+    assert number({"x": cell}, "x", 7.0) == value
+
+
+@pytest.mark.parametrize("name", ["memory", "memory_fit", "training"])
+def test_every_row_of_a_validation_table_names_its_source(name):
+    assert all(row["source_id"] and row["source_url_or_repo_path"] for row in table(name))
+
+
+def test_logits_that_every_rank_gathers_weigh_the_whole_vocabulary():
+    engines = ("aleph_alpha_scaling", "torchtitan")
+    strategy = {"tensor_parallel_size": 8, "micro_batch_size": 4}
+    held = [
+        sum(
+            term.value
+            for term in ask(devices=8, workload=FULL, strategy=strategy, engine=engine).terms
+            if term.name == "Logits in the loss"
+        )
+        for engine in engines
+    ]
+
+    ratio = FILE["engines"]["aleph_alpha_scaling"]["loss_ratio"]
+    assert held[0] == pytest.approx(8 * ratio * held[1])
+
+
+def test_states_that_an_engine_keeps_beside_the_known_ones_are_counted():
+    row = {"workload": {**FULL, "global_batch_size": 8}, "strategy": {"zero_stage": 0}}
+    held = [
+        ask(engine=engine, **row).memory.breakdown_bytes["optimizer_states"]
+        for engine in ("internevo", "torchtitan")
+    ]
+    extra = FILE["engines"]["internevo"]["extra_state_bytes"]
+
+    assert held[0] / held[1] == pytest.approx((12 + extra) / 12)
