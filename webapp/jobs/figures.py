@@ -254,5 +254,7 @@ def before_after(job: Job) -> list[Change]:
 def _change(ratio: float) -> str:
     """Return a change in percent with a real minus; small ones with one decimal."""
     percent = (ratio - 1) * 100
+    if abs(percent) < 0.05:  # noqa: PLR2004 -- it would be shown as zero
+        return "unchanged"
     decimals = 1 if abs(percent) < 10 else 0  # noqa: PLR2004 -- two digits say enough
     return f"{percent:+.{decimals}f} %".replace("-", MINUS)

@@ -18,7 +18,7 @@ from webapp.metrics.read import Series as StoredSeries
 from webapp.metrics.read import read_series
 
 TABLE_ROWS = 24
-GAP_MS = 20_000  # two beats: longer than any metric's usual period
+GAP_MS = 6_000  # several periods of every metric: a longer silence is drawn as one
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,11 @@ def _gpu_metrics(job: Job) -> set[str]:
 def _series(stored: StoredSeries) -> Series:
     """Return a stored series for the page: a short silence is the job's own pace, no gap."""
     times, values = stored.t_ms.tolist(), stored.value.tolist()
+    around = zip([*times[:1], *times], [*times[1:], *times[-1:]], strict=False)
     kept = [
-        (t, None if math.isnan(value) else value)
-        for i, (t, value) in enumerate(zip(times, values, strict=True))
-        if not math.isnan(value) or times[i + 1] - times[i - 1] >= GAP_MS
+        (t, value if math.isfinite(value) else None)
+        for t, value, (before, after) in zip(times, values, around, strict=True)
+        if math.isfinite(value) or after - before >= GAP_MS
     ]
     return Series(stored.metric, tuple(t for t, _ in kept), tuple(value for _, value in kept))
 
@@ -126,7 +127,8 @@ def latest_values(job: Job, drawn: Iterable[Drawn]) -> dict[str, float]:
     rest = [name for name in predictions(job) if name not in found]
     if job.current_attempt and rest:
         stored = read_series(job.current_attempt.pk, rest, points=MAX_POINTS)
-        found |= {each.metric: _so_far(_series(each), is_peak=False) for each in stored}
+        known = [series for each in stored if (series := _series(each)).known]
+        found |= {series.metric: _so_far(series, is_peak=False) for series in known}
     return found
 
 

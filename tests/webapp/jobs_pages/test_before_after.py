@@ -13,6 +13,8 @@ MEASURED = {
     "original_decode_tokens_per_second": 100.0,
     "decode_tokens_per_second": 150.0,
     "peak_memory_bytes": 5.0,
+    "original_parameter_bytes": 10.0,
+    "parameter_bytes": 10.001,
 }
 
 
@@ -28,6 +30,10 @@ def test_a_halved_file_is_fifty_percent_smaller(changes):
 
 def test_a_small_change_keeps_a_decimal(changes):
     assert changes["Perplexity"].words == "+0.5 %"
+
+
+def test_what_did_not_change_is_said_to_be_unchanged(changes):
+    assert changes["Weights in memory"].words == "unchanged"
 
 
 def test_more_speed_is_a_plus(changes):
