@@ -11,6 +11,8 @@ NBSP = "\u00a0"  # no-break space, between a value and its unit
 MINUS = "\u2212"
 DASH = "\u2013"  # en dash, between the ends of a range
 TIMES = "\u00d7"
+NOTHING = "\u2014"  # where there is no number
+MAX_DECIMALS = 6  # what is smaller is written with an exponent
 WHOLE_DIGITS = 4  # significant digits of a whole number: more would be false precision
 MINUTE = 60.0
 HOUR = 3600.0
@@ -30,11 +32,15 @@ class Quantity(NamedTuple):
 def number(value: float, digits: int = 3) -> str:
     """Return ``value`` with ``digits`` significant digits, whole numbers up to four, thinned."""
     if value == 0 or not math.isfinite(value):
-        return "0" if value == 0 else "—"
+        return "0" if value == 0 else NOTHING
     power = math.floor(math.log10(abs(value)))
-    value = round(value, max(digits, WHOLE_DIGITS) - 1 - power)
+    if power < -MAX_DECIMALS:
+        return f"{value:.{digits - 1}e}".replace("-", MINUS)
     decimals = max(0, digits - 1 - power)
-    text = f"{value:,.{min(decimals, 6)}f}".replace(",", THIN)
+    value = round(value, decimals or min(0, WHOLE_DIGITS - 1 - power))
+    if decimals and abs(value) >= 10.0 ** (power + 1):  # 9.996 became 10.0: one digit less
+        decimals -= 1
+    text = f"{value:,.{min(decimals, MAX_DECIMALS)}f}".replace(",", THIN)
     return text.replace("-", MINUS)
 
 
@@ -44,9 +50,11 @@ def whole(value: float) -> str:
 
 
 def _scaled(value: float, base: float, units: tuple[str, ...], digits: int = 3) -> Quantity:
-    """Return ``value`` in the largest unit in which it is at least one."""
+    """Return ``value`` in the largest unit in which it is at least one as it is shown."""
+    if not math.isfinite(value):
+        return Quantity(NOTHING, units[0])
     power = 0
-    while abs(value) >= base and power < len(units) - 1:
+    while round(abs(value)) >= base and power < len(units) - 1:
         value, power = value / base, power + 1
     return Quantity(number(value, digits) if power else f"{value:.0f}", units[power])
 
@@ -100,14 +108,16 @@ def money(value: float) -> Quantity:
 
 def duration(value: float) -> Quantity:
     """Return seconds in the unit that people use: ms, s, min, h or days."""
-    if value < 1:
+    if not math.isfinite(value):
+        return Quantity(NOTHING, "s")
+    if round(value, 3) < 1:
         return Quantity(number(value * 1000, 2), "ms")
-    if value < MINUTE:
+    if round(value) < MINUTE:
         return Quantity(number(value, 2), "s")
-    if value < HOUR:
-        return Quantity(number(value / MINUTE, 2), "min")
+    if round(value / MINUTE) < HOUR / MINUTE:
+        return Quantity(number(max(1.0, value / MINUTE), 2), "min")
     if value < 2 * DAY:
-        return Quantity(number(value / HOUR, 2), "h")
+        return Quantity(number(max(1.0, value / HOUR), 2), "h")
     return Quantity(number(value / DAY, 2), "days")
 
 
@@ -138,7 +148,7 @@ def about(value: float) -> str:
         return "a few seconds"
     if value < 55:  # noqa: PLR2004 -- from here on it rounds to a minute
         return f"about {round(value / 5) * 5} s"
-    if value < HOUR:
+    if round(value / MINUTE) < HOUR / MINUTE:
         return f"about {max(1, round(value / MINUTE))} min"
     return f"about {clock(round(value / 600) * 600)}"
 

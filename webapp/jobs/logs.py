@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 from webapp.core.units import memory
@@ -33,10 +34,13 @@ def log_lines(attempt: Attempt | None, *, limit: int, needle: str = "") -> list[
     if attempt is None:
         return []
     events = AttemptEvent.objects.filter(attempt=attempt, kind__in=LOG_KINDS).order_by("-seq")
-    lines = [line for event in reversed(events[:limit]) for line in lines_of(event)]
-    if needle:
-        lines = [line for line in lines if needle.lower() in line.text.lower()]
-    return lines[-limit:]
+    newest_first = (
+        line
+        for event in events.iterator(chunk_size=limit)
+        for line in reversed(list(lines_of(event)))
+        if needle.lower() in line.text.lower()
+    )
+    return list(islice(newest_first, limit))[::-1]
 
 
 def lines_of(event: AttemptEvent) -> Iterable[Line]:
@@ -45,9 +49,10 @@ def lines_of(event: AttemptEvent) -> Iterable[Line]:
     if note := _NOTES.get(event.kind):
         yield Line(event.seq, at, SUPERVISOR, note(event.body))
         return
-    for text in str(event.body.get("text", "")).splitlines():
-        stream = str(event.body.get("stream", "stdout"))
-        yield Line(event.seq, at, stream, text.rpartition("\r")[2])
+    stream = str(event.body.get("stream", "stdout"))
+    text = str(event.body.get("text", ""))
+    for line in text.removesuffix("\n").split("\n") if text else ():
+        yield Line(event.seq, at, stream, line.rstrip("\r").rpartition("\r")[2])
 
 
 def _exit_words(body: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """What pages ask about jobs: above all why one is waiting."""
 
+from webapp.core.units import clock
 from webapp.hosts.contact import Contact, contact_of, silent_seconds
 from webapp.hosts.models import HostState
 from webapp.jobs.models import LIVE_STATES, Event, Job, JobState
@@ -21,7 +22,7 @@ def _host_sentence(job: Job) -> str | None:
         return f"{host.name} has never reported."
     if contact is not Contact.LIVE:
         silent = silent_seconds(host) or 0.0
-        return f"{host.name} has been silent for {silent:.0f} s; the job starts when it is back."
+        return f"{host.name} has been silent for {clock(silent)}; the job starts when it is back."
     return None
 
 
@@ -33,7 +34,8 @@ def _busy_sentence(job: Job) -> str | None:
         host=job.host, state=JobState.QUEUED, deleted_at=None, queued_at__lt=job.queued_at
     ).count()
     whose = f"“{running.name}”" if running.team_id == job.team_id else "another job"
-    queue = f", and {ahead} more wait before this one" if ahead else ""
+    waits = "waits" if ahead == 1 else "wait"
+    queue = f", and {ahead} more {waits} before this one" if ahead else ""
     return f"{job.host.name} runs {whose}{queue}."
 
 

@@ -85,11 +85,19 @@ def find(*, host: Host, attempt_id: str, name: str, path: str) -> UploadFile:
 
 
 def received_bytes(file: UploadFile) -> int:
-    """Return how much of the file is here."""
-    for candidate in (file.target, file.partial):
-        if candidate.is_file():
-            return candidate.stat().st_size
-    return 0
+    """Return how much of the file is here; one that was cut off before its check is checked."""
+    if file.target.is_file():
+        if not file.artefact.is_complete:
+            _note_completeness(file.artefact)
+        return file.target.stat().st_size
+    have = file.partial.stat().st_size if file.partial.is_file() else 0
+    if not have or have < file.size_bytes:
+        return have
+    try:
+        _complete(file)
+    except ConflictProblem:
+        return 0
+    return have
 
 
 def write_part(file: UploadFile, offset: int, body: Readable) -> int:

@@ -1,5 +1,6 @@
 """What else was possible: the runners-up, the frontier, and why the others lost."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,6 +17,10 @@ CHART_WIDTH, CHART_HEIGHT = 514.0, 252.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 506.0, 16.0, 218.0
 TICKS = 4
 HEADROOM = 1.08
+TARGET_WORDS = {
+    "ttft_seconds": "the first token takes",
+    "tpot_seconds": "each further token takes",
+}
 
 
 class Column(NamedTuple):
@@ -75,6 +80,8 @@ def _why(plan: PlannedStrategy, best: PlannedStrategy | None, column: Column) ->
     if not mine or not theirs or not theirs[0]:
         return "Ranked lower"
     ratio = mine[0] / theirs[0]
+    if round(ratio, 3) == 1:
+        return f"{column.label}: the same"
     is_time = column.unit == "seconds"
     is_worse = ratio > 1 if is_time else ratio < 1
     change = f"{number(abs(ratio - 1) * 100, 2)} %"
@@ -108,9 +115,12 @@ def _lost(name: str, one: Rejection) -> Lost:
     required = str(quantity(one.required, unit)) if one.required is not None else DASH
     limit = str(quantity(one.limit, unit)) if one.limit is not None else DASH
     constraint = one.constraint.replace("_", " ")
+    reason = one.reason
+    if one.constraint in TARGET_WORDS:
+        reason = f"{TARGET_WORDS[one.constraint]} {required}, the target is {limit}"
     technique = TECHNIQUES.get(name)
     family = technique.title if technique else one.family or name
-    return Lost(family, constraint, required, limit, capitalised(one.reason), one.strategies)
+    return Lost(family, constraint, required, limit, capitalised(reason), one.strategies)
 
 
 # The frontier as a drawing
@@ -212,6 +222,6 @@ def _y(value: float, top: float) -> float:
 def _steps(top: float) -> list[float]:
     """Return round values from zero up to ``top``, about four of them."""
     raw = top / TICKS
-    power = 10.0 ** (len(f"{raw:.0f}") - 1) if raw >= 1 else 10.0 ** -len(f"{1 / raw:.0f}")
-    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10, 20) if factor * power >= raw)
     return [step * at for at in range(int(top / step) + 1)]

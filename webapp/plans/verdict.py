@@ -267,9 +267,17 @@ def suggestion_effect(suggestion: Suggestion) -> str:
     return f"fits, {memory(max(0, spare))} to spare{speed}"
 
 
-def suggestion_chips(answer: PlanAnswer) -> list[tuple[int, str, str]]:
-    """Return each suggestion's number, title and effect."""
+def suggestion_chips(answer: PlanAnswer, draft: Draft) -> list[tuple[int, str, str]]:
+    """Return number, title and effect of each suggestion that the draft has a place for."""
     return [
         (at, capitalised(one.title), suggestion_effect(one))
         for at, one in enumerate(answer.suggestions)
+        if _has_place(one, draft)
     ]
+
+
+def _has_place(suggestion: Suggestion, draft: Draft) -> bool:
+    """Return whether the goal has the method that is suggested: pre-training has one only."""
+    method = suggestion.changes.get("workload", {}).get("method")
+    has_methods = "method" in draft["workload"][draft["goal"]["goal"]]
+    return has_methods or method in {None, "pretrain"}

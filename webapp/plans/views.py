@@ -102,7 +102,7 @@ def _summary(plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
         "comparison": comparison(answer, plan.draft),
         "main_lines": main_lines(answer.plans[0]) if answer.plans else [],
         "rejections": rejections(answer),
-        "chips": suggestion_chips(answer),
+        "chips": suggestion_chips(answer, plan.draft),
         "slug": "review",
     }
 

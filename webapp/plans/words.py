@@ -5,7 +5,7 @@ from typing import Any
 from planner.catalog.devices import get_device
 from planner.errors import PlannerError
 from planner.specs.strategy import Strategy
-from webapp.core.units import TIMES, whole
+from webapp.core.units import TIMES, clock, tokens, whole
 from webapp.modelhub.demo import DEMO_NAME
 
 GOAL_WORDS = {
@@ -145,14 +145,15 @@ def workload_words(draft: Draft) -> str:
     goal = draft["goal"]["goal"]
     values = draft["workload"][goal]
     if goal == "serve":
-        tokens = values["input_tokens"] + values["output_tokens"]
-        return f"{values['concurrency']} people · {whole(tokens)} tokens each"
+        each = values["input_tokens"] + values["output_tokens"]
+        people = "1 person" if values["concurrency"] == 1 else f"{values['concurrency']} people"
+        return f"{people} · {whole(each)} tokens each"
     if goal == "generate":
         return f"batch of {values['batch_size']}"
     if goal == "compress":
         return METHOD_WORDS[values["method"]]
     end = values.get("time_budget_minutes")
-    length = f"{end:g} min" if end else f"{values.get('million_tokens') or 0:g} M tokens"
+    length = clock(end * 60) if end else str(tokens((values.get("million_tokens") or 0) * 1e6))
     return f"{values['global_batch_size']} {TIMES} {values['sequence_length']} tokens · {length}"
 
 

@@ -133,7 +133,7 @@ def rail(plan: Plan, slug: str = "") -> Page:
     return {
         **page,
         "verdict": verdict_of(answer, plan.draft, url),
-        "chips": suggestion_chips(answer),
+        "chips": suggestion_chips(answer, plan.draft),
     }
 
 
@@ -156,4 +156,4 @@ def _price(plan: Plan) -> str:
         return ""
     if device.price_usd_per_hour is None:
         return ""
-    return f"${device.price_usd_per_hour:g} an hour · {device.source or 'catalog'}"
+    return f"${device.price_usd_per_hour:g} an hour · {device.price_source or 'catalog'}"

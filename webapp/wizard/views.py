@@ -111,7 +111,7 @@ def plan_suggestion(request: HttpRequest, plan_id: str) -> HttpResponse:
     step = request.POST.get("step", "review")
     answer = stored_answer(plan)
     chosen = request.POST.get("suggestion", "")
-    if answer is None or not chosen.isdecimal() or int(chosen) >= len(answer.suggestions):
+    if answer is None or chosen not in map(str, range(len(answer.suggestions))):
         messages.error(
             request, "This suggestion belongs to an older verdict; here is the new one."
         )
@@ -122,7 +122,9 @@ def plan_suggestion(request: HttpRequest, plan_id: str) -> HttpResponse:
 
 def _apply(request: HttpRequest, plan: Plan, changes: dict[str, object]) -> None:
     if left := suggestion_apply(plan.draft, changes):
-        messages.warning(request, f"Not changed, as this draft has no such field: {left}.")
+        messages.warning(
+            request, f"Not changed, as this draft has no such field: {', '.join(left)}."
+        )
     try:
         plan_compute(plan)
     except DraftProblem as problem:

@@ -187,7 +187,7 @@ def test_a_job_on_a_draining_host_says_so(team, alice, host):
 
 def test_a_job_on_a_silent_host_says_for_how_long(team, alice, host):
     change(host, last_seen_at=now() - timedelta(seconds=200))
-    assert "silent for 200 s" in waiting_sentence(submit(team, alice, host))
+    assert "silent for 3 min 20 s" in waiting_sentence(submit(team, alice, host))
 
 
 def test_a_job_on_a_host_that_never_spoke_says_so(team, alice):
