@@ -23,6 +23,8 @@ from webapp.jobs.finish import job_finished
 from webapp.jobs.models import LIVE_STATES, Artefact, Attempt, Command, Job, JobState
 from webapp.jobs.transitions import transition
 
+LONGEST_ETA_SECONDS = 10 * 365 * 86_400.0  # what is longer is no estimate but a division by little
+
 
 def apply_event(attempt: Attempt, event: RunEvent) -> None:
     """Carry out one stored event; metric points are the metric store's.
@@ -45,12 +47,13 @@ def _phase(attempt: Attempt, body: dict[str, Any]) -> None:
 
 def _progress(attempt: Attempt, body: dict[str, Any]) -> None:
     progress = ProgressBody.model_validate(body)
+    eta = progress.eta_seconds
     _update_job(
         attempt,
         progress_done=progress.done,
         progress_total=progress.total,
         progress_unit=progress.unit[:24],
-        eta_seconds=progress.eta_seconds,
+        eta_seconds=eta if eta is not None and eta < LONGEST_ETA_SECONDS else None,
     )
 
 
@@ -59,6 +62,8 @@ def _log(_attempt: Attempt, body: dict[str, Any]) -> None:
 
 
 def _result(attempt: Attempt, body: dict[str, Any]) -> None:
+    if isinstance(measured := body.get("measured"), dict):  # what was no number came as null
+        body = {**body, "measured": {k: one for k, one in measured.items() if one is not None}}
     result = ResultBody.model_validate(body)
     _update_job(attempt, result=result.model_dump(mode="json"))
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.utils.timezone import localtime
+
 from webapp.charts.figures import Prediction
 from webapp.core.clock import now
 from webapp.core.display import Figure, quantity
-from webapp.core.units import Quantity, about, clock
+from webapp.core.units import DAY, Quantity, about, clock
 from webapp.jobs.models import FINAL_STATES, Event, Job, JobState, Measurement
 
 MINUS = "\N{MINUS SIGN}"
@@ -86,8 +88,9 @@ def _end(job: Job) -> Milestone:
         took = clock(elapsed_seconds(job)) if job.started_at else ""
         return Milestone(job.get_state_display(), look, job.ended_at, took)
     if job.state == JobState.RUNNING and job.eta_seconds is not None:
-        end = now() + timedelta(seconds=job.eta_seconds)
-        return Milestone("Done", "", None, f"about {end:%H:%M}")
+        end = localtime(now() + timedelta(seconds=job.eta_seconds))
+        day = "" if job.eta_seconds < DAY else f"{end.day} {end:%b} "
+        return Milestone("Done", "", None, f"about {day}{end:%H:%M}")
     return Milestone("Done")
 
 

@@ -6,8 +6,9 @@ store may be another database, so its rows are written first, under the attempt'
 whatever an interrupted batch left there beyond the acknowledged number is discarded.
 """
 
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 from django.db import transaction
@@ -57,7 +58,7 @@ def events_accept(*, host: Host, batch: EventBatch) -> EventAck:
     """
     with transaction.atomic():
         attempt = _lock_attempt(host, batch)
-        sifted = sift(batch.events, attempt.acked_seq)
+        sifted = sift([_storable(event) for event in batch.events], attempt.acked_seq)
         if sifted.fresh:
             _store(attempt, sifted.fresh)
         Attempt.objects.filter(pk=attempt.pk).update(
@@ -119,6 +120,28 @@ def _with_step(point: MetricPoint) -> dict[str, float]:
 
 def _is_row(event: RunEvent) -> bool:
     return event.kind != "metric"
+
+
+def _storable(event: RunEvent) -> RunEvent:
+    """Return the event without what databases refuse; points keep it, they are stored apart."""
+    if event.kind == "metric":
+        return event
+    return event.model_copy(update={"body": _finite(event.body)})
+
+
+def _finite(value: Any) -> Any:  # noqa: ANN401 -- any JSON
+    """Return a JSON value without numbers that are none and without NUL, which PostgreSQL bars."""
+    if isinstance(value, str):
+        return value.replace("\x00", "\ufffd")
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items() if not _is_lost(one)}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value if not _is_lost(one)]
+    return value
+
+
+def _is_lost(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _row(attempt: Attempt, event: RunEvent) -> AttemptEvent:
