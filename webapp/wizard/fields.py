@@ -1,8 +1,10 @@
 """The wizard's own form fields: numbers with limits in words, choices from the catalogs."""
 
 import json
+import math
+import re
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 from django import forms
 from django.core.files.uploadedfile import UploadedFile
@@ -12,6 +14,8 @@ from planner.catalog.models import list_models
 from webapp.core.units import gib
 
 MAX_CONFIG_BYTES = 256 * 1024
+MAX_DIGITS = 18  # of a whole number: what is longer counts nothing in a model
+UNSTORABLE = re.compile("\\\\u0000|[\ud800-\udfff]")  # databases refuse both
 Choices = list[tuple[str, Any]]
 
 
@@ -65,7 +69,9 @@ def parse_config(text: str) -> dict[str, Any]:
             f"{MAX_CONFIG_BYTES // 1024} KiB. Paste config.json, not the weights' index."
         )
     try:
-        config = json.loads(text)
+        config = json.loads(
+            text, parse_int=_whole, parse_float=_decimal, parse_constant=_refuse_number
+        )
     except (ValueError, RecursionError) as error:
         where = getattr(error, "lineno", None)
         place = f" at line {where}, column {getattr(error, 'colno', 0)}" if where else ""
@@ -74,7 +80,28 @@ def parse_config(text: str) -> dict[str, Any]:
         ) from error
     if not isinstance(config, dict):
         raise forms.ValidationError("A config.json is one object in braces, this is not.")
+    if UNSTORABLE.search(json.dumps(config, ensure_ascii=False)):
+        raise forms.ValidationError(
+            "It holds a character that no text has (NUL or half of a pair). Paste the file as it "
+            "is published."
+        )
     return config
+
+
+def _whole(text: str) -> int:
+    return int(text) if len(text) <= MAX_DIGITS else _refuse_number(text)
+
+
+def _decimal(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse_number(text)
+
+
+def _refuse_number(text: str) -> NoReturn:
+    raise forms.ValidationError(
+        f"It holds {text[:MAX_DIGITS]}, which is no number that a model has. Paste the file as it "
+        "is published."
+    )
 
 
 def read_upload(upload: UploadedFile[Any] | None) -> dict[str, Any]:

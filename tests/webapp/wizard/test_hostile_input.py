@@ -1,0 +1,297 @@
+"""What people paste and scripts send: every form refuses in words, none ever breaks."""
+
+import json
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+
+from webapp.modelhub.demo import demo_config
+from webapp.modelhub.models import TeamModel
+
+pytestmark = pytest.mark.django_db
+CONFIG = demo_config()
+
+
+def changed(**fields) -> str:
+    return json.dumps({**CONFIG, **fields})
+
+
+BROKEN = {
+    "no hidden size": changed(hidden_size=None),
+    "text for a number": changed(hidden_size="many"),
+    "list for a number": changed(num_hidden_layers=[1, 2]),
+    "object for a number": changed(vocab_size={"a": 1}),
+    "truth for a number": changed(num_attention_heads=True),
+    "nothing at all": "{}",
+    "negative layers": changed(num_hidden_layers=-4),
+    "zero heads": changed(num_attention_heads=0),
+    "a fraction of a head": changed(num_attention_heads=2.5),
+    "a huge number": changed(hidden_size=10**400),
+    "a number beyond floats": '{"model_type": "llama", "hidden_size": 1e999}',
+    "no number": json.dumps({**CONFIG, "hidden_size": float("nan")}),
+    "unknown family": changed(model_type="perceptron"),
+    "family that is no text": changed(model_type=7),
+    "family that is a list": changed(model_type=["llama"]),
+    "deep nesting": "[" * 100_000,
+    "deep objects": '{"a":' * 5000 + "1" + "}" * 5000,
+    "a number alone": "7",
+    "null": "null",
+    "text": '"config"',
+    "python": str(CONFIG),
+    "broken off": changed()[:-5],
+    "two objects": changed() * 2,
+    "html": "<html><body>404</body></html>",
+    "git pointer": "version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+}
+STRANGE = {
+    "markup in a name": changed(_name_or_path="<img src=x onerror=alert(1)>"),
+    "long name": changed(_name_or_path="x" * 4000),
+    "object as a name": changed(_name_or_path={"a": [1]}),
+    "half a character": changed(_name_or_path="\ud800"),
+    "zero byte": changed(_name_or_path="a\x00b"),
+    "infinity beside": changed(rope_scaling=None)[:-1] + ', "extra": Infinity}',
+    "no number beside": changed()[:-1] + ', "extra": NaN}',
+    "unknown fields": changed(**{f"field_{n}": n for n in range(500)}),
+    "huge vocabulary": changed(vocab_size=10**9),
+    "many layers": changed(num_hidden_layers=10_000),
+    "a byte order mark": "\ufeff" + changed(),
+    "every field twice": changed()[:-1] + "," + changed()[1:],
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_config_is_refused_beside_its_field(walk, what):
+    page = walk().press("model", source="config", config=BROKEN[what])
+
+    assert page.status_code == 422
+    assert page.context["form"].errors["config"][0].rstrip().endswith((".", "}.", ")"))
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_upload_is_refused_beside_its_field(walk, what):
+    upload = SimpleUploadedFile("config.json", BROKEN[what].encode())
+
+    page = walk().press("model", source="config", config_file=upload)
+
+    assert page.status_code == 422
+    assert {"config", "config_file"} & set(page.context["form"].errors)
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_config_changes_nothing_of_the_draft(walk, what):
+    walker = walk()
+    before = walker.plan.draft
+
+    walker.press("model", source="config", config=BROKEN[what])
+
+    assert walker.plan.draft == before
+
+
+@pytest.mark.parametrize("what", STRANGE)
+def test_a_strange_config_is_refused_or_has_all_its_pages(walk, what):
+    walker = walk()
+
+    answer = walker.press("model", source="config", config=STRANGE[what])
+    pages = [walker.page(step) for step in ("goal", "model", "workload", "hardware", "review")]
+
+    assert answer.status_code in {302, 422}
+    assert [page.status_code for page in pages] == [200] * 5
+    assert all("<img src=x" not in page.content.decode() for page in pages)
+
+
+@pytest.mark.parametrize("what", [*BROKEN, *STRANGE])
+def test_the_models_page_takes_or_refuses_any_config(alice, client, what):
+    client.force_login(alice)
+    text = {**BROKEN, **STRANGE}[what]
+
+    answer = client.post("/models/new/", {"name": "mine", "config": text}, follow=True)
+
+    assert answer.status_code in {200, 422}
+    assert (answer.status_code == 200) == TeamModel.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("step", "field"),
+    [
+        ("goal", "goal"),
+        ("goal", "objective"),
+        ("goal", "slo"),
+        ("model", "source"),
+        ("workload", "optimizer"),
+        ("hardware", "choice"),
+        ("hardware", "device"),
+        ("hardware", "pin-weight_dtype"),
+        ("hardware", "pin-kv_cache_dtype"),
+        ("hardware", "pin-activation_recomputation"),
+    ],
+)
+@pytest.mark.parametrize("value", ["nonsense", "<b>", "\x00", "x" * 5000, "__class__"])
+def test_a_choice_that_is_none_is_refused(walk, step, field, value):
+    walker = walk()
+    before = walker.plan.draft
+
+    page = walker.press(step, **{field: value})
+
+    assert page.status_code == 422
+    assert walker.plan.draft == before
+    assert "<b>&" not in page.content.decode()
+
+
+NUMBERS = {
+    "serve": {
+        "input_tokens": (1, 1_000_000),
+        "output_tokens": (1, 1_000_000),
+        "concurrency": (1, 100_000),
+        "prefix_share_percent": (0, 99),
+    },
+    "generate": {
+        "batch_size": (1, 100_000),
+        "input_tokens": (1, 1_000_000),
+        "output_tokens": (1, 1_000_000),
+    },
+    "finetune": {
+        "sequence_length": (8, 1_000_000),
+        "global_batch_size": (1, 100_000),
+        "lora_rank": (1, 1024),
+    },
+    "pretrain": {"sequence_length": (8, 1_000_000), "global_batch_size": (1, 100_000)},
+    "compress": {"group_size": (8, 4096)},
+}
+BOUNDS = [(goal, name, *ends) for goal, fields in NUMBERS.items() for name, ends in fields.items()]
+
+
+def with_goal(walk, goal: str):
+    walker = walk()
+    walker.press("goal", goal=goal)
+    return walker
+
+
+@pytest.mark.parametrize(("goal", "name", "low", "high"), BOUNDS)
+def test_a_number_below_its_bound_is_refused_beside_its_field(walk, goal, name, low, high):
+    page = with_goal(walk, goal).press("workload", **{name: low - 1})
+
+    assert page.status_code == 422
+    assert str(low) in page.context["form"].errors[name][0]
+
+
+@pytest.mark.parametrize(("goal", "name", "low", "high"), BOUNDS)
+def test_a_number_above_its_bound_is_refused_beside_its_field(walk, goal, name, low, high):
+    page = with_goal(walk, goal).press("workload", **{name: high + 1})
+
+    assert page.status_code == 422
+    assert name in page.context["form"].errors
+
+
+@pytest.mark.parametrize(("goal", "name", "low", "high"), BOUNDS)
+def test_a_number_at_either_bound_leads_to_an_answered_review(walk, goal, name, low, high):
+    walker = with_goal(walk, goal)
+
+    for value in (low, high):
+        assert walker.press("workload", **{name: value}).status_code == 302
+        assert walker.page("review").status_code == 200
+
+
+@pytest.mark.parametrize("value", ["", "many", "1e999", "NaN", "-0.5", "9" * 5000, "1,5", "0x10"])
+@pytest.mark.parametrize(("goal", "name"), [(goal, name) for goal, name, *_ in BOUNDS[::3]])
+def test_what_is_no_whole_number_is_refused(walk, goal, name, value):
+    page = with_goal(walk, goal).press("workload", **{name: value})
+
+    assert page.status_code == 422
+    assert name in page.context["form"].errors
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "inf", "nan", "1e9", "soon"])
+@pytest.mark.parametrize("name", ["time_budget_minutes"])
+def test_an_impossible_time_budget_is_refused(walk, name, value):
+    page = walk().press("workload", **{name: value})
+
+    assert page.status_code == 422
+    assert name in page.context["form"].errors
+
+
+@pytest.mark.parametrize(
+    ("devices", "nodes"), [(1024, 10_000), (1, 10_000), (1024, 1), (7, 3), (0, 1), (1025, 1)]
+)
+def test_any_number_of_devices_is_answered(walk, devices, nodes):
+    walker = walk("?preset=serve")
+    fields = {"choice": "catalog", "device": "h100-sxm5-80gb"}
+
+    answer = walker.press("hardware", **fields, devices_per_node=devices, nodes=nodes)
+
+    assert answer.status_code == (302 if 1 <= devices <= 1024 else 422)
+    assert walker.page("review").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "pins",
+    [
+        {"pin-weight_dtype": "fp8"},
+        {"pin-weight_dtype": "nf4"},
+        {"pin-tensor_parallel_size": "1024"},
+        {"pin-pipeline_parallel_size": "1000"},
+        {"pin-micro_batch_size": "100000"},
+        {"pin-kv_cache_dtype": "int8", "pin-weight_dtype": "int4"},
+        {"pin-activation_recomputation": "full"},
+    ],
+)
+@pytest.mark.parametrize("goal", ["serve", "generate", "finetune", "pretrain", "compress"])
+def test_any_pin_is_planned_or_refused_in_words(walk, goal, pins):
+    walker = with_goal(walk, goal)
+
+    answer = walker.press("hardware", **pins)
+    verdict = walker.page("review").context["verdict"]
+
+    assert answer.status_code == 302
+    assert verdict.sentence
+    assert verdict.state != "incomplete" or verdict.detail
+
+
+@pytest.mark.parametrize("suggestion", ["", "-1", "99", "x", "²", "9" * 5000, "1.0", "\x00"])
+def test_a_suggestion_that_is_none_is_refused_in_words(walk, suggestion):
+    walker = walk()
+    url = f"/plans/{walker.plan_id}/suggestion/"
+
+    page = walker.client.post(url, {"suggestion": suggestion, "step": "goal"}, follow=True)
+
+    assert page.status_code == 200
+    assert "older verdict" in page.content.decode()
+
+
+@pytest.mark.parametrize("step", ["", "price", "../../jobs", "review/../goal"])
+def test_a_suggestion_returns_to_a_step_that_exists(walk, step):
+    walker = walk()
+
+    answer = walker.client.post(f"/plans/{walker.plan_id}/suggestion/", {"step": step})
+
+    assert answer["Location"] == walker.url("review")
+
+
+@pytest.mark.parametrize("go", ["", "sideways", "<script>", "next", "back", "stay"])
+def test_every_button_leads_to_a_step(walk, go):
+    walker = walk()
+
+    assert walker.press("model", go=go)["Location"].startswith(f"/plans/{walker.plan_id}/edit/")
+
+
+@pytest.mark.parametrize("preset", ["", "demo", "serve", "quantize", "nonsense", "<b>"])
+def test_any_preset_begins_a_plan(walk, preset):
+    walker = walk(f"?preset={preset}")
+
+    assert walker.page("review").status_code == 200
+
+
+@pytest.mark.parametrize("model", ["nothing", "%00", "../1", "x" * 300])
+def test_a_preset_with_a_model_that_is_none_is_not_found(alice, client, host, model):
+    client.force_login(alice)
+
+    assert client.get(f"/plans/new/?preset=quantize&model={model}").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["tiny", "a/b/c", "größe", "with space", "x" * 400, "/models/x"])
+def test_a_folder_of_any_name_is_planned(walk, path):
+    walker = walk()
+
+    answer = walker.press("model", source="folder", path=path, folder_config=changed())
+
+    assert answer.status_code == 302
+    assert walker.page("review").status_code == 200
