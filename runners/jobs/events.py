@@ -9,6 +9,7 @@ import json
 import math
 import os
 import queue
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,6 +48,12 @@ class Emitter:
     def from_environment(cls) -> "Emitter":
         """Return an emitter on the supervisor's pipe, or on stdout when run by hand."""
         return cls(int(os.environ.get(EVENT_FD_VARIABLE, STDOUT_FD)))
+
+    def say(self, line: str) -> None:
+        """Write one line of log; run by hand, stdout belongs to the events."""
+        if self.fd != STDOUT_FD:
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
 
     def phase(self, name: str) -> None:
         """Say that a named part of the job begins."""

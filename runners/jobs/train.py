@@ -46,25 +46,26 @@ def work(job: Job) -> None:
         msg = f"kind '{spec.kind}' is not 'train'"
         raise BadInputError(msg)
     with gpu_telemetry(job.emitter):
-        trainer, tokenizer, corpus, meter = _prepare(job, spec)
+        trainer, tokenizer, text, meter = _prepare(job, spec)
         job.emitter.phase("Training")
         if not trainer.run():
             end_by_sigterm(job)
             return
         peak = meter.read()
-        _finish(trainer, tokenizer, corpus, peak)
+        _finish(trainer, tokenizer, text, peak)
     shutil.rmtree(job.checkpoint_dir, ignore_errors=True)
 
 
-def _prepare(
-    job: Job, spec: TrainSpec
-) -> tuple[Trainer, PreTrainedTokenizerFast, Corpus, PeakMeter]:
+def _prepare(job: Job, spec: TrainSpec) -> tuple[Trainer, PreTrainedTokenizerFast, str, PeakMeter]:
+    """Return what training needs, and a note of the text: the text itself is let go."""
     job.emitter.phase("Reading text")
     corpus = load_corpus()
     job.emitter.phase("Preparing tokens")
     tokenizer = _tokenizer(job, spec, corpus)
     train_ids = tokenized(tokenizer, corpus.train, f"{corpus.digest}/train", job.cache_dir)
     held_out = tokenized(tokenizer, corpus.held_out, f"{corpus.digest}/held-out", job.cache_dir)
+    text = f"corpus {corpus.digest[:16]}, {len(corpus.train)} training documents"
+    del corpus
     device = pick_device()
     job.emitter.phase("Building the model")
     meter = PeakMeter(device)
@@ -76,7 +77,7 @@ def _prepare(
         model.set_attn_implementation("eager")
     trainer = Trainer(job, spec, model, train_ids, held_out, device)
     trainer.resume()
-    return trainer, tokenizer, corpus, meter
+    return trainer, tokenizer, text, meter
 
 
 def _tokenizer(job: Job, spec: TrainSpec, corpus: Corpus) -> PreTrainedTokenizerFast:
@@ -115,16 +116,14 @@ def _model(
     return load_folder(folder, "fp32", device)
 
 
-def _finish(
-    trainer: Trainer, tokenizer: PreTrainedTokenizerFast, corpus: Corpus, peak: Peak
-) -> None:
+def _finish(trainer: Trainer, tokenizer: PreTrainedTokenizerFast, text: str, peak: Peak) -> None:
     job = trainer.job
     job.emitter.phase("Evaluating on held-out text")
     trainer.model.set_attn_implementation("sdpa")  # as it will be loaded
     model = ready(trainer.model, dtype=TORCH_DTYPES[trainer.spec.compute_dtype])
     perplexity = evaluate(model, trainer.held_out_ids, FINAL_EVALUATION_TOKENS)
     measured = _measured(trainer, perplexity, peak)
-    notes = _notes(trainer, corpus, perplexity, peak)
+    notes = _notes(trainer, text, perplexity, peak)
     job.emitter.phase("Saving the model")
 
     def write(folder: Path) -> None:
@@ -155,13 +154,13 @@ def _measured(trainer: Trainer, perplexity: Perplexity, peak: Peak) -> dict[str,
     }
 
 
-def _notes(trainer: Trainer, corpus: Corpus, perplexity: Perplexity, peak: Peak) -> dict[str, str]:
+def _notes(trainer: Trainer, text: str, perplexity: Perplexity, peak: Peak) -> dict[str, str]:
     notes = {
         "perplexity": perplexity.note(),
         "peak_memory_bytes": peak.how,
         "runtime_memory_bytes": "held before the model was built: interpreter and libraries",
         "step_seconds": "median over the run's steps without the first two",
-        "text": f"corpus {corpus.digest[:16]}, {len(corpus.train)} training documents",
+        "text": text,
         "device": str(trainer.device),
         "threads": str(torch.get_num_threads()),
     }

@@ -21,6 +21,7 @@ MAX_GRAD_NORM = 1.0
 WARMUP_FRACTION = 0.04
 FINAL_LEARNING_RATE_RATIO = 0.02
 METRIC_INTERVAL_SECONDS = 0.25  # at most four points a second reach the charts
+SAY_INTERVAL_SECONDS = 2.0  # a person reads one line of log in two seconds
 VALIDATION_TOKENS = 4096
 VALIDATIONS_PER_RUN = 8
 FIRST_STEPS_SKIPPED = 2  # allocation and kernel selection, not the speed of training
@@ -100,6 +101,7 @@ class Trainer:
         self.optimizer = build_optimizer(self.model, self.spec.learning_rate)
         self.pace = Pace(self.spec.max_steps, self.spec.time_budget_seconds)
         self._next_metric_at = 0.0
+        self._next_line_at = 0.0
         self._next_validation = 1.0 / VALIDATIONS_PER_RUN
         self._last_checkpoint_at = time.monotonic()
 
@@ -182,6 +184,9 @@ class Trainer:
             return
         self._next_metric_at = now + METRIC_INTERVAL_SECONDS
         self.job.emitter.metric(values, step=self.state.step)
+        if now >= self._next_line_at or is_last:
+            self._next_line_at = now + SAY_INTERVAL_SECONDS
+            self.job.emitter.say(step_line(self.state.step, values))
         self.job.emitter.progress(
             *self.pace.progress(self.state), self.pace.eta_seconds(self.state)
         )
@@ -193,6 +198,14 @@ class Trainer:
         self._next_validation += 1.0 / VALIDATIONS_PER_RUN
         found = evaluate(self.model, self.held_out_ids, VALIDATION_TOKENS)
         self.job.emitter.metric({"validation_loss": math.log(found.value)}, step=self.state.step)
+
+
+def step_line(step: int, values: Mapping[str, float]) -> str:
+    """Return one line of log about a step."""
+    return (
+        f"step {step}  loss {values['loss']:.4f}  lr {values['learning_rate']:.2e}  "
+        f"grad_norm {values['grad_norm']:.2f}  {values['tokens_per_second']:,.0f} tok/s"
+    )
 
 
 def build_optimizer(model: PreTrainedModel, learning_rate: float) -> torch.optim.AdamW:

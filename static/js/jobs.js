@@ -153,7 +153,7 @@
         await catchUp();
       } catch { /* tried again */ }
     }
-    live.close();
+    if (!document.querySelector("[data-arriving]")) live.close();
   };
 
   document.addEventListener("live:frame", ({ detail: { event, data } }) => {

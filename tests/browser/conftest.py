@@ -28,8 +28,13 @@ def finished_job(stack) -> str:
     return job_id
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Start a browser for one file: Playwright's event loop must not outlive it.
+
+    While it runs, Django refuses the database and asyncio a loop of its own to every other
+    test of the same process.
+    """
     with sync_playwright() as playwright:
         found = playwright.chromium.launch(
             executable_path=find_chromium(), args=["--no-sandbox", "--disable-gpu"]

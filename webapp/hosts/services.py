@@ -36,7 +36,7 @@ def token_create(
     labels: Mapping[str, str] | None = None,
 ) -> tuple[EnrolmentToken, str]:
     """Return a one-time enrolment token, valid for an hour, and its text, shown only now."""
-    text = secrets.token_urlsafe(32)
+    text = f"slt_{secrets.token_urlsafe(32)}"  # never starts with "-", which would be an option
     token = EnrolmentToken.objects.create(
         team=team,
         created_by=by,

@@ -16,6 +16,7 @@ from webapp.core.problems import (
 )
 from webapp.hosts.models import Host
 from webapp.jobs.models import Artefact
+from webapp.live.publish import publish
 
 MAX_PART_BYTES = 16 * 1024**2
 MIN_FREE_BYTES = 512 * 1024**2
@@ -159,3 +160,7 @@ def _note_completeness(artefact: Artefact) -> None:
         row = Artefact.objects.select_for_update().get(pk=artefact.pk)
         if all(confined(folder, path).is_file() for path in row.files):
             Artefact.objects.filter(pk=row.pk).update(is_complete=True)
+            job_id = row.attempt.job_id
+            transaction.on_commit(
+                lambda: publish(f"job:{job_id}", "job.artefact", {"job": job_id, "name": row.name})
+            )

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from runners.jobs.events import EVENT_FD_VARIABLE, Emitter, read_events
+from runners.jobs.events import EVENT_FD_VARIABLE, STDOUT_FD, Emitter, read_events
 from runners.messages import (
     ArtefactBody,
     MetricPoint,
@@ -134,3 +134,17 @@ def test_without_a_supervisor_events_go_to_standard_output(monkeypatch):
     monkeypatch.delenv(EVENT_FD_VARIABLE, raising=False)
 
     assert Emitter.from_environment().fd == 1
+
+
+def test_run_by_hand_stdout_belongs_to_the_events(capfd):
+    Emitter(STDOUT_FD).say("a line of log")
+
+    assert capfd.readouterr().out == ""
+
+
+def test_under_a_supervisor_a_line_goes_to_the_log(tmp_path, capfd):
+    fd = os.open(tmp_path / "events", os.O_WRONLY | os.O_CREAT)
+    Emitter(fd).say("a line of log")
+    os.close(fd)
+
+    assert capfd.readouterr().out == "a line of log\n"

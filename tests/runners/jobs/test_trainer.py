@@ -18,6 +18,7 @@ from runners.jobs.trainer import (
     learning_rate_ratio,
     sample_batch,
     steady,
+    step_line,
 )
 from tests.runners.jobs.harness import TINY_CONFIG, tiny_training
 
@@ -175,3 +176,11 @@ def test_norms_are_not_decayed():
 def test_the_first_steps_do_not_count_as_speed():
     assert steady([9.0, 8.0, 1.0, 1.0]) == [1.0, 1.0]
     assert steady([9.0]) == [9.0]
+
+
+def test_a_line_of_log_says_what_a_person_watches():
+    values = {"loss": 1.18731, "learning_rate": 1.42e-4, "grad_norm": 0.612}
+
+    line = step_line(752, values | {"tokens_per_second": 3124.4})
+
+    assert line == "step 752  loss 1.1873  lr 1.42e-04  grad_norm 0.61  3,124 tok/s"

@@ -176,3 +176,9 @@ def test_enrolment_and_states_are_recorded(enrolled):
         ("host.enrolled", "checking", "host:box"),
         ("host.state", "maintenance", "olga"),
     ]
+
+
+def test_no_token_can_be_taken_for_an_option(team):
+    texts = [token_create(team=team, by=None, name="Box")[1] for _ in range(40)]
+
+    assert all(text.startswith("slt_") for text in texts)

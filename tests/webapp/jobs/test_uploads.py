@@ -234,3 +234,16 @@ def test_a_full_disk_takes_no_part_and_says_when_to_come_back(find, monkeypatch)
     with pytest.raises(BusyProblem) as caught:
         send(find("config.json"), b"{}")
     assert caught.value.facts == {"retry_after_seconds": 60}
+
+
+def test_the_job_page_is_told_when_the_last_file_is_there(
+    find, monkeypatch, django_capture_on_commit_callbacks
+):
+    told = []
+    monkeypatch.setattr(uploads, "publish", lambda *message: told.append(message))
+
+    for path, data in BODIES.items():
+        with django_capture_on_commit_callbacks(execute=True):
+            send(find(path), data)
+
+    assert [(event, data["name"]) for _, event, data in told] == [("job.artefact", "model")]
