@@ -1,0 +1,323 @@
+"""The verdict's sentence, its rows and figures, from estimates of every kind."""
+
+import pytest
+
+from planner import api
+from planner.specs.plan import PlanRequest, Rejection
+from webapp.core.units import NBSP
+from webapp.plans.verdict import (
+    GOAL_FIGURES,
+    closest_miss,
+    estimate_figures,
+    figure_values,
+    memory_rows,
+    problem_verdict,
+    suggestion_chips,
+    suggestion_effect,
+    verdict_of,
+)
+from webapp.wizard.defaults import WORKLOADS, serve_draft
+
+GIB = 1024**3
+CARD = {"device": "rtx-4090"}
+NODE = {"device": "h100-sxm5-80gb", "devices_per_node": 8}
+SERVE = {"kind": "serve", "input_tokens": 1024, "output_tokens": 256, "concurrency": 16}
+
+
+def answer_of(model="meta-llama/Llama-3.1-8B", cluster=CARD, workload=SERVE, **more):
+    request = {"model": model, "cluster": cluster, "workload": workload, **more}
+    return api.plan(PlanRequest.model_validate(request))
+
+
+def draft_of(goal="serve", slo="chat") -> dict:
+    draft = serve_draft(None)
+    draft["goal"] |= {"goal": goal, "slo": slo}
+    return draft
+
+
+def best_with(spare_share: float, **performance):
+    """Return an answer whose best plan has so much of its memory to spare."""
+    answer = answer_of()
+    best = answer.plans[0]
+    capacity = best.memory.capacity_bytes
+    memory = best.memory.model_copy(
+        update={"per_device_peak_bytes": int(capacity * (1 - spare_share))}
+    )
+    speeds = best.performance.model_copy(update=performance)
+    best = best.model_copy(update={"memory": memory, "performance": speeds})
+    return answer.model_copy(update={"plans": (best,)})
+
+
+@pytest.mark.parametrize(
+    ("spare", "state", "tone"),
+    [
+        (0.5, "fits", "good"),
+        (0.051, "fits", "good"),
+        (0.049, "tight", "warn"),
+        (0.0, "tight", "warn"),
+        (-0.01, "tight", "warn"),
+    ],
+)
+def test_how_much_is_to_spare_decides_between_fits_and_tight(spare, state, tone):
+    verdict = verdict_of(best_with(spare, ttft_seconds=0.1, tpot_seconds=0.01), draft_of())
+
+    assert (verdict.state, verdict.tone) == (state, tone)
+
+
+def test_what_is_to_spare_is_never_less_than_nothing():
+    verdict = verdict_of(best_with(-0.01, ttft_seconds=0.1, tpot_seconds=0.01), draft_of())
+
+    assert verdict.sentence == f"Fits, with only 0{NBSP}B to spare"
+
+
+@pytest.mark.parametrize(
+    ("slo", "ttft", "tpot", "state"),
+    [
+        ("chat", 0.99, 0.049, "fits"),
+        ("chat", 1.01, 0.049, "slow"),
+        ("chat", 0.99, 0.051, "slow"),
+        ("code", 0.6, 0.02, "slow"),
+        ("code", 0.4, 0.04, "slow"),
+        ("code", 0.4, 0.02, "fits"),
+        ("none", 60.0, 1.0, "fits"),
+        ("chat", None, None, "fits"),
+    ],
+)
+def test_a_missed_target_is_said_before_the_memory(slo, ttft, tpot, state):
+    verdict = verdict_of(best_with(0.5, ttft_seconds=ttft, tpot_seconds=tpot), draft_of(slo=slo))
+
+    assert verdict.state == state
+
+
+@pytest.mark.parametrize(
+    ("ttft", "tpot", "words"),
+    [
+        (2.0, 0.01, f"the first token takes 2.0{NBSP}s; the target is 1 s"),
+        (0.1, 0.1, "it writes 10.0 tokens a second; the target is 20"),
+        (90.0, 0.1, f"the first token takes 1.5{NBSP}min; the target is 1 s"),
+    ],
+)
+def test_a_missed_target_says_both_numbers(ttft, tpot, words):
+    verdict = verdict_of(best_with(0.5, ttft_seconds=ttft, tpot_seconds=tpot), draft_of())
+
+    assert verdict.sentence == f"Fits, but {words}"
+
+
+@pytest.mark.parametrize("goal", ["generate", "finetune", "pretrain", "compress"])
+def test_only_serving_has_a_target_for_speed(goal):
+    verdict = verdict_of(best_with(0.5, ttft_seconds=99.0, tpot_seconds=9.0), draft_of(goal))
+
+    assert verdict.state == "fits"
+
+
+def test_many_devices_are_said_in_the_sentence():
+    answer = answer_of("meta-llama/Llama-3.1-70B", NODE)
+
+    assert verdict_of(answer, draft_of(slo="none")).sentence.endswith("on each of 8 devices")
+
+
+def test_what_does_not_fit_says_by_how_much_at_best():
+    answer = answer_of("meta-llama/Llama-3.1-405B")
+    miss = closest_miss(answer.rejected)
+
+    verdict = verdict_of(answer, draft_of())
+
+    assert verdict.state == "does-not-fit"
+    assert verdict.sentence.startswith("Does not fit: ")
+    assert f"{(miss.required - miss.limit) / GIB:.0f}" in verdict.sentence
+
+
+def test_what_does_not_fit_has_no_rows_and_no_figures():
+    verdict = verdict_of(answer_of("meta-llama/Llama-3.1-405B"), draft_of())
+
+    assert (verdict.rows, verdict.figures, verdict.brief) == ((), (), ())
+
+
+def rejection(constraint="memory", required=None, limit=None, reason="it is so") -> Rejection:
+    fields = {"family": "", "constraint": constraint, "reason": reason, "unit": "B"}
+    return Rejection.model_validate({**fields, "required": required, "limit": limit})
+
+
+def test_the_closest_miss_is_the_one_nearest_to_its_limit():
+    rejected = {"far": rejection(required=90, limit=10), "near": rejection(required=11, limit=10)}
+
+    assert closest_miss(rejected) is rejected["near"]
+
+
+def test_memory_is_a_closer_miss_than_a_wish_for_speed():
+    rejected = {
+        "wish": rejection("ttft_seconds", required=1.01, limit=1.0),
+        "memory": rejection(required=90, limit=10),
+    }
+
+    assert closest_miss(rejected) is rejected["memory"]
+
+
+def test_a_miss_without_numbers_still_has_its_reason():
+    rejected = {"only": rejection("devices")}
+
+    assert closest_miss(rejected) is rejected["only"]
+
+
+def test_nothing_rejected_is_no_miss():
+    assert closest_miss({}) is None
+
+
+def test_a_draft_that_cannot_be_planned_says_why():
+    verdict = problem_verdict("This host is gone.")
+
+    assert (verdict.state, verdict.detail, verdict.icon) == (
+        "incomplete",
+        "This host is gone.",
+        "draft",
+    )
+
+
+# Rows and figures
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "labels"),
+    [
+        ("meta-llama/Llama-3.1-8B", CARD, ["Memory"]),
+        ("meta-llama/Llama-3.1-70B", NODE, [f"GPU {at}" for at in range(8)]),
+        ("meta-llama/Llama-3.1-405B", NODE | {"nodes": 2}, ["Each"]),
+    ],
+)
+def test_there_is_one_bar_a_device_while_they_are_few(model, cluster, labels):
+    best = answer_of(model, cluster, pins={"pipeline_parallel_size": 1}).plans[0]
+
+    assert [row.label for row in memory_rows(best)] == labels
+
+
+def test_a_pipeline_has_one_bar_a_stage():
+    best = answer_of("meta-llama/Llama-3.1-70B", NODE, pins={"pipeline_parallel_size": 4}).plans[0]
+
+    assert [row.label for row in memory_rows(best)] == [f"Stage {at}" for at in range(4)]
+
+
+@pytest.mark.parametrize("cluster", [CARD, NODE])
+def test_the_bars_say_the_peak_of_the_estimate(cluster):
+    best = answer_of(cluster=cluster).plans[0]
+
+    totals = [row.total_bytes for row in memory_rows(best)]
+
+    assert max(totals) == pytest.approx(best.memory.per_device_peak_bytes, rel=0.01)
+
+
+TRAIN = {"kind": "train", "sequence_length": 512, "global_batch_size": 4}
+WORK = {
+    "serve": SERVE,
+    "generate": {"kind": "generate", "batch_size": 8, "input_tokens": 64, "output_tokens": 64},
+    "finetune": TRAIN | {"method": "lora", "lora_rank": 16, "tokens": 10**6},
+    "pretrain": TRAIN | {"method": "pretrain"},
+    "compress": {"kind": "compress", "method": "int4_weight_only", "bits": 4, "group_size": 64},
+}
+
+
+@pytest.fixture(params=list(WORK))
+def planned(request):
+    """A goal, its draft and its best plan."""
+    small = "HuggingFaceTB/SmolLM2-135M"
+    answer = answer_of(small, workload=WORK[request.param])
+    return request.param, draft_of(request.param), answer
+
+
+def test_every_goal_has_its_own_first_figure(planned):
+    goal, draft, answer = planned
+
+    assert estimate_figures(answer.plans[0], draft)[0].label == GOAL_FIGURES[goal][0][1]
+
+
+def test_every_figure_has_a_provenance_with_a_note(planned):
+    _, draft, answer = planned
+
+    for figure in estimate_figures(answer.plans[0], draft):
+        assert figure.provenance in {"modelled", "published", "measured"}
+        assert figure.note
+
+
+def test_every_interval_holds_its_value(planned):
+    _, draft, answer = planned
+
+    for figure in estimate_figures(answer.plans[0], draft):
+        if figure.low is not None and figure.high is not None:
+            assert figure.low <= figure.value <= figure.high
+
+
+def test_the_phones_line_has_the_first_three_figures(planned):
+    _, draft, answer = planned
+
+    verdict = verdict_of(answer, draft)
+
+    assert list(verdict.brief) == [str(figure.shown) for figure in verdict.figures[:3]]
+
+
+def test_figures_lead_to_their_equations(planned):
+    _, draft, answer = planned
+
+    figures = estimate_figures(answer.plans[0], draft, "/plans/1/why/")
+
+    assert {figure.href for figure in figures} == {"/plans/1/why/"}
+
+
+def test_a_time_budget_says_how_many_tokens_it_reads():
+    answer = answer_of("HuggingFaceTB/SmolLM2-135M", workload=WORK["pretrain"])
+    draft = draft_of("pretrain")
+    rate = answer.plans[0].performance.tokens_per_second
+
+    last = estimate_figures(answer.plans[0], draft)[-1]
+
+    assert (last.label, last.value) == ("In 2 min", pytest.approx(rate * 120))
+
+
+def test_the_speed_for_one_person_is_the_inverse_of_its_pause():
+    best = answer_of().plans[0]
+    value, low, high = figure_values(best, "tokens_per_second_per_person")
+
+    assert value == pytest.approx(1 / best.performance.tpot_seconds)
+    assert low < value < high
+
+
+@pytest.mark.parametrize("name", ["written_weights_bytes", "step_seconds", "nonsense"])
+def test_a_figure_that_does_not_apply_is_left_out(name):
+    assert figure_values(answer_of().plans[0], name) is None
+
+
+# Suggestions
+
+
+def test_a_suggestion_says_what_it_brings():
+    answer = answer_of("meta-llama/Llama-3.1-70B")
+
+    for suggestion in answer.suggestions:
+        assert suggestion_effect(suggestion).startswith("fits, ")
+
+
+def test_chips_keep_the_numbers_of_their_suggestions():
+    answer = answer_of("meta-llama/Llama-3.1-70B")
+
+    assert [chip[0] for chip in suggestion_chips(answer, draft_of())] == list(
+        range(len(answer.suggestions))
+    )
+
+
+def test_pre_training_is_not_offered_another_method():
+    answer = answer_of("meta-llama/Llama-3.1-8B", workload=WORK["pretrain"])
+    methods = [one.changes.get("workload", {}).get("method") for one in answer.suggestions]
+    assert "lora" in methods
+
+    offered = [at for at, _, _ in suggestion_chips(answer, draft_of("pretrain"))]
+
+    assert methods.index("lora") not in offered
+
+
+def test_fine_tuning_is_offered_another_method():
+    work = WORK["pretrain"] | {"method": "full"}
+    answer = answer_of("meta-llama/Llama-3.1-8B", workload=work)
+
+    assert len(suggestion_chips(answer, draft_of("finetune"))) == len(answer.suggestions)
+
+
+def test_every_goal_of_the_wizard_has_figures_and_a_workload():
+    assert set(GOAL_FIGURES) == set(WORKLOADS)
