@@ -15,10 +15,12 @@ TRAINING_DEVICES = {"a800-sxm-80gb": "a100-sxm-80gb", "titan-rtx": "rtx-2080-ti"
 NVLINK_A800_BYTES_PER_S = 200e9  # an A100 with 400 GB/s of NVLink in both directions
 TITAN_RTX_MEMORY_BYTES = 24 * 1024**3
 # The link between nodes of each source, bytes per second, device and direction.
-INTER_NODE_BYTES_PER_S = {"dlperf-v100": 1.5e9, "bigscience-tr11": 6.25e9}
+INTER_NODE_BYTES_PER_S = {"dlperf-v100": 1.5e9, "bigscience-tr11": 6.25e9, "internevo": 6.25e9}
 # A model that is published no more has the shape of the one that it was made from.
 SAME_SHAPE = {"OpenBuddy/openbuddy-zephyr-7b-v14.1": "mistralai/Mistral-7B-v0.1"}
 BESIDE_EMBEDDINGS = "method 'LoRA (emb)'"
+A100_PORT_BYTES_PER_S = 25e9  # 200 Gbit/s a device
+NVLINK_DOMAIN = 64  # of the 72 devices of a rack, what layouts use
 METHODS = {"pretrain", "full", "lora", "qlora"}
 COUNTS = {
     "tp": "tensor_parallel_size",
@@ -29,6 +31,7 @@ COUNTS = {
     "zero_stage": "zero_stage",
     "micro_batch_size": "micro_batch_size",
 }
+EIGHT_BIT = {"fp8": "fp8", "mxfp8": "fp8", "nvfp4": "nvfp4"}
 DTYPES = {"optimizer_dtype": "optimizer_dtype", "gradient_dtype": "gradient_dtype"}
 
 
@@ -78,12 +81,16 @@ def cluster_of(row: Row) -> JsonObject:
     slug = row["gpu"].lower()
     per_node = int(number(row, "gpus_per_node", 8))
     devices = int(number(row, "num_gpus", 1))
+    if slug.startswith("gb"):
+        per_node = NVLINK_DOMAIN
     per_node = min(per_node, devices)
     found: JsonObject = {
         "device": TRAINING_DEVICES.get(slug, slug),
         "devices_per_node": per_node,
         "nodes": max(1, devices // per_node),
     }
+    if slug.startswith(("a100", "a800")):
+        found["inter_node_bandwidth_bytes_per_second"] = A100_PORT_BYTES_PER_S
     if row["source_id"] in INTER_NODE_BYTES_PER_S:
         found["inter_node_bandwidth_bytes_per_second"] = INTER_NODE_BYTES_PER_S[row["source_id"]]
     if slug == "a800-sxm-80gb":
@@ -97,6 +104,9 @@ def strategy_of(row: Row) -> JsonObject:
         ours: int(float(row[theirs])) for theirs, ours in COUNTS.items() if row.get(theirs)
     }
     found |= {ours: row[theirs] for theirs, ours in DTYPES.items() if row.get(theirs)}
+    if row.get("precision", "") in EIGHT_BIT:
+        found["compute_dtype"] = EIGHT_BIT[row["precision"]]
+        found["weight_dtype"] = "bf16"
     if row.get("dp"):
         found["data_parallel_size"] = int(row["dp"])
     if row.get("recompute"):
@@ -124,6 +134,30 @@ def training_request(row: Row) -> JsonObject:
         "cluster": cluster_of(row),
         "workload": workload,
         "strategy": strategy_of(row),
+        "engine": row["engine"],
+    }
+
+
+def serving_request(row: Row) -> JsonObject:
+    """Return a row of the serving table as an estimate's request."""
+    layout = {"tensor_parallel_size": int(row["tp"])}
+    if number(row, "moe_ep") > 1:
+        layout["expert_parallel_size"] = int(row["moe_ep"])
+    return {
+        "id": row["row_id"],
+        "model": row["model"],
+        "cluster": {"device": row["gpu_slug"], "devices_per_node": int(row["num_gpus"])},
+        "workload": {
+            "kind": "serve",
+            "input_tokens": int(row["input_len"]),
+            "output_tokens": int(row["output_len"]),
+            "concurrency": int(row["concurrency"]),
+        },
+        "strategy": {
+            "weight_dtype": row["weight_dtype"],
+            "activation_dtype": row["activation_dtype"],
+            **layout,
+        },
         "engine": row["engine"],
     }
 

@@ -6,17 +6,25 @@ that the factors were not fitted to: each model of a source is left out in turn.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
+from functools import cache, lru_cache
+from typing import Any, TypeVar
 
 import numpy as np
 
+from planner.catalog.engines import COMMON_SERVING, COMMON_TRAINING
+from planner.errors import PlannerError
 from planner.evidence import digest, table, usable
 from planner.fitting import MEMORY_FACTORS, Columns, MemoryCase, fit_memory, memory_case
+from planner.serving_factors import build_serving_factors
 from planner.specs.base import JsonObject
+from planner.step_fitting import PARTS, StepCase, fit_step, step_case
 from planner.workload.intervals import Z_80
 
+Case = TypeVar("Case", MemoryCase, StepCase)
 VERSION = "factors-1"
-INPUTS = ("memory", "memory_fit")
+MEMORY_INPUTS = ("memory", "memory_fit")
+INPUTS = (*MEMORY_INPUTS, "training", "serving_dense")
 DIGITS = 4
 COVERED = 0.8
 MIN_GROUPS = 2
@@ -25,12 +33,12 @@ MIN_ROWS = 10
 
 def memory_cases() -> tuple[MemoryCase, ...]:
     """Return every usable row of the two memory tables."""
-    return tuple(memory_case(row) for name in INPUTS for row in usable(table(name)))
+    return tuple(memory_case(row) for name in MEMORY_INPUTS for row in usable(table(name)))
 
 
-def by_engine(cases: Sequence[MemoryCase]) -> dict[str, list[MemoryCase]]:
+def by_engine(cases: Sequence[Case]) -> dict[str, list[Case]]:
     """Return the cases of each engine, engines in alphabetical order."""
-    found: dict[str, list[MemoryCase]] = defaultdict(list)
+    found: dict[str, list[Case]] = defaultdict(list)
     for case in cases:
         found[case.engine].append(case)
     return dict(sorted(found.items()))
@@ -73,13 +81,84 @@ def rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
+@cache
+def step_cases() -> tuple[StepCase, ...]:
+    """Return every usable row of the training table whose model the catalog knows."""
+    found = []
+    for row in usable(table("training")):
+        if not row["step_seconds"]:
+            continue
+        with suppress(PlannerError):
+            found.append(step_case(row))
+    return tuple(found)
+
+
+def pooled(cases: Sequence[StepCase]) -> Columns:
+    """Return the factors that the engines of these cases have in common."""
+    return fit_step([case for case in cases if not case.runs_ahead])
+
+
+def step_factors(cases: Sequence[StepCase], prior: Columns) -> dict[str, dict[str, float]]:
+    """Return the factors of one engine by chip architecture, and of all its chips together."""
+    found = {}
+    whole = fit_step(cases, prior)
+    found["any"] = named(whole)
+    for architecture in sorted({case.architecture for case in cases}):
+        own = [case for case in cases if case.architecture == architecture]
+        found[architecture] = named(fit_step(own, whole))
+    return found
+
+
+def named(factors: Columns) -> dict[str, float]:
+    """Return the factors by the part that they multiply."""
+    return {part: rounded(float(value)) for part, value in zip(PARTS, factors, strict=True)}
+
+
+def held_out_steps(cases: Sequence[StepCase], prior: Columns) -> list[float]:
+    """Return the relative errors of runs that were fitted without their model's runs."""
+    errors = []
+    for group in sorted({case.group for case in cases}):
+        for case in [case for case in cases if case.group == group]:
+            rest = [
+                other
+                for other in cases
+                if other.group != group and other.architecture == case.architecture
+            ]
+            errors.append(case.error(_fitted(tuple(rest), tuple(prior))))
+    return errors
+
+
+@lru_cache(maxsize=4)
+def _fitted(cases: tuple[StepCase, ...], prior: tuple[float, ...]) -> Columns:
+    return fit_step(cases, np.array(prior))
+
+
+def training_factors(
+    cases: Sequence[StepCase], prior: Columns
+) -> dict[str, dict[str, dict[str, float]] | float]:
+    """Return the fields of one engine that describe its training time."""
+    found: dict[str, dict[str, dict[str, float]] | float] = {
+        "training_factors": step_factors(cases, prior)
+    }
+    if len({case.group for case in cases}) >= MIN_GROUPS:
+        errors = np.abs(np.log1p(held_out_steps(cases, prior)))
+        found["step_spread"] = rounded(float(np.quantile(errors, COVERED)) / Z_80)
+    return found
+
+
 def build_factors() -> JsonObject:
     """Return the whole factor file as a document; the same inputs give the same document."""
     engines: dict[str, Any] = {
         engine: memory_factors(cases) for engine, cases in by_engine(memory_cases()).items()
     }
+    steps, prior = by_engine(step_cases()), pooled(step_cases())
+    engines[COMMON_TRAINING] = {"training_factors": {"any": named(prior)}}
+    for engine, cases in steps.items():
+        engines.setdefault(engine, {}).update(training_factors(cases, prior))
+    for engine, fields in build_serving_factors(COMMON_SERVING).items():
+        engines.setdefault(engine, {}).update(fields)
     return {
         "version": VERSION,
         "inputs": {f"{name}.csv": digest(name) for name in INPUTS},
-        "engines": engines,
+        "engines": dict(sorted(engines.items())),
     }

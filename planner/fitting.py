@@ -118,15 +118,24 @@ def memory_regret(cases: Sequence[MemoryCase], factors: Columns) -> float:
     return regret
 
 
-def descend(regret: Callable[[Columns], float], start: Columns, scales: Columns) -> Columns:
-    """Return the factors of least regret: one coordinate at a time, in ever finer steps."""
+def descend(
+    regret: Callable[[Columns], float],
+    start: Columns,
+    scales: Columns,
+    floors: Columns | float = 0.0,
+    ceilings: Columns | float = np.inf,
+) -> Columns:
+    """Return the factors of least regret: one coordinate at a time, each within its bounds."""
+    highest = np.broadcast_to(np.asarray(ceilings, dtype=float), start.shape)
+    lowest = np.broadcast_to(np.asarray(floors, dtype=float), start.shape)
     best, least = start.copy(), regret(start)
     for _ in range(ROUNDS):
         before = least
         for index, scale in enumerate(scales):
             for step in STEPS:
                 tried = best.copy()
-                tried[index] = max(0.0, tried[index] + step * scale)
+                wanted = tried[index] + step * scale
+                tried[index] = min(max(wanted, float(lowest[index])), float(highest[index]))
                 value = regret(tried)
                 if value < least:
                     best, least = tried, value

@@ -14,6 +14,8 @@ from planner.specs.base import Dtype, Spec
 from planner.specs.cluster import DeviceKind
 
 DEFAULT_ENGINE = "torch"
+COMMON_TRAINING, COMMON_SERVING = "common_training", "common_serving"
+COMMON = {"training": COMMON_TRAINING, "serving": COMMON_SERVING}
 EngineRole = Literal["runner", "serving", "training"]
 
 
@@ -53,6 +55,12 @@ class Engine(Spec):
     quantised_activation_ratio: float = 1.0
     loss_ratio: float = 1.0
     memory_spread: float | None = None
+    training_factors: dict[str, dict[str, float]] = Field(default_factory=dict)
+    step_spread: float | None = None
+    serving_factors: dict[str, dict[str, float]] = Field(default_factory=dict)
+    tpot_spreads: dict[str, float] = Field(default_factory=dict)
+    ttft_spreads: dict[str, float] = Field(default_factory=dict)
+    fitted_groups: tuple[str, ...] = ()
 
 
 ROLE_DEFAULTS: dict[EngineRole, dict[str, Any]] = {
@@ -100,20 +108,25 @@ def get_engine(key: str | None, kind: DeviceKind) -> Engine:
             **tables["kinds"][kind],
             **ROLE_DEFAULTS[role],
             **(own or {}),
-            **fitted_factors(name, kind),
+            **fitted_factors(name, kind, role),
         }
     )
 
 
 @cache
-def fitted_factors(name: str, kind: DeviceKind) -> dict[str, float]:
+def fitted_factors(name: str, kind: DeviceKind, role: EngineRole) -> dict[str, Any]:
     """Return what the published measurements say about an engine, by field; empty if nothing.
 
-    Only GPUs were fitted: nothing published speaks for an engine on another kind of device.
+    Only GPUs were fitted: nothing published speaks for an engine on another kind of device. An
+    engine that nobody published a run of takes what the engines of its role have in common.
     """
     if kind != "gpu":
         return {}
-    return dict(data_json("factors.json")["engines"].get(name, {}))
+    fitted = data_json("factors.json")["engines"]
+    # An engine with a table of its own keeps its own overheads: local ones serve one at a time.
+    shares = role == "training" or name not in list_engines()
+    common = fitted.get(COMMON.get(role, ""), {}) if shares else {}
+    return {**common, **fitted.get(name, {})}
 
 
 @cache

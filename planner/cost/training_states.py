@@ -60,11 +60,16 @@ def lora_widths(model: ModelSpec) -> int:
     return attention + matrices * (hidden + model.intermediate_size)
 
 
-def pipeline_in_flight(schedule: str, stage: int, stages: int, micro_batches: int) -> float:
-    """Return how many micro-batches a stage holds at its peak.
+def pipeline_in_flight(
+    schedule: str, stage: int, stages: int, micro_batches: int, chunks: int = 1
+) -> float:
+    """Return how many micro-batches a stage holds at its peak; ``chunks`` a stage interleave.
 
-    Source: Narayanan et al. 2021, arXiv:2104.04473, section 2.2.
+    Source: Narayanan et al. 2021, arXiv:2104.04473, section 2.2; Korthikanti et al. 2022,
+    arXiv:2205.05198, section 4.2.3: the first stage of an interleaved pipeline holds
+    1 + (p-1)/(p v) times as much.
     """
     if schedule == "gpipe":
         return float(micro_batches)
-    return float(min(micro_batches, stages - stage))
+    extra = (stages - 1) / chunks if chunks > 1 else 0.0
+    return float(min(micro_batches, stages - stage + (extra if stage == 0 else 0.0)))

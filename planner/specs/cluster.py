@@ -5,10 +5,16 @@ Every rate is in bytes or FLOP per second and per direction; every peak is dense
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from planner.specs.base import Dtype, Ratio, SparseSpec
 
+ARCHITECTURES = {
+    "volta": frozenset({"v100"}),
+    "ampere": frozenset({"a100", "a800"}),
+    "hopper": frozenset({"h100", "h200", "h800", "gh200"}),
+    "blackwell": frozenset({"b200", "b300", "gb200", "gb300"}),
+}
 DeviceKind = Literal["gpu", "cpu", "uma", "accelerator"]
 
 
@@ -20,6 +26,8 @@ class DeviceSpec(SparseSpec):
     matrix product). ``op_overhead_seconds`` is the cost of issuing one small operator;
     ``weight_stream_bytes_per_second`` is the rate at which a matrix-vector product reads stored
     weights of a dtype, where it was measured apart from the memory bandwidth.
+    ``runtime_overhead_bytes`` is what a process of the product's own runner was measured to hold
+    before its model.
     """
 
     id: str = "custom"
@@ -39,11 +47,23 @@ class DeviceSpec(SparseSpec):
     op_overhead_seconds: NonNegativeFloat | None = None
     weight_stream_bytes_per_second: dict[Dtype, PositiveFloat] = Field(default_factory=dict)
     usable_memory_ratio: Ratio | None = None
+    runtime_overhead_bytes: NonNegativeInt | None = None
     provenance: Literal["measured", "published"] = "published"
     source: str | None = None
     as_of: str | None = None
     aliases: tuple[str, ...] = ()
     notes: str | None = None
+
+    @property
+    def architecture(self) -> str:
+        """Return the family of chips that a measurement speaks for, or the device's own id.
+
+        >>> DeviceSpec(id="gb200-nvl72", memory_bytes=1,
+        ...            memory_bandwidth_bytes_per_second=1).architecture
+        'blackwell'
+        """
+        chip = self.id.split("-")[0]
+        return next((name for name, chips in ARCHITECTURES.items() if chip in chips), chip)
 
 
 class ClusterSpec(SparseSpec):

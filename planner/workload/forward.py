@@ -4,7 +4,7 @@ Each operator class is costed by its roofline, then the links and the overheads 
 pipeline the pass visits the stages one after another, each with its own share of the weights.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.cost.communication import (
     all_reduce_seconds,
@@ -13,7 +13,7 @@ from planner.cost.communication import (
     transfer_seconds,
 )
 from planner.cost.compute import attention_flops, matmul_flops
-from planner.cost.equation import Ledger
+from planner.cost.equation import Ledger, Line
 from planner.cost.kv_cache import kv_cache_bytes
 from planner.cost.roofline import (
     memory_seconds,
@@ -22,6 +22,7 @@ from planner.cost.roofline import (
     scheduling_seconds,
 )
 from planner.cost.weights import kv_heads_share, linear_parameters_per_rank
+from planner.specs.base import OperatorClass
 from planner.workload.setting import Rates, Setting, rates_of
 
 REDUCES_PER_LAYER = 2  # after attention and after the feed-forward block
@@ -110,6 +111,12 @@ class _Operators:
     rates: Rates
     ledger: Ledger
     work: Pass
+
+    def _line(self, name: str, part: str, operator_class: OperatorClass, key: str = "") -> Line:
+        """Return where a term goes, with the factor that published serving gives its part."""
+        group = self.work.group
+        line = self.setting.line(group, name, operator_class, key)
+        return replace(line, factor=line.factor * self.setting.serving_factor(f"{group}_{part}"))
 
     def linear(self) -> _Part:
         """Cost the matrix products of all layers."""
@@ -205,7 +212,7 @@ class _Operators:
         bound = "compute" if is_compute else "memory_bandwidth"
         seconds = self.ledger.term(
             roofline_seconds,
-            self.setting.line(group, name, "compute" if is_compute else "memory_bandwidth", key),
+            self._line(name, "linear", "compute" if is_compute else "memory_bandwidth", key),
             work_flops=flops,
             peak_flops_per_s=rates.peak_flops_per_s,
             compute_efficiency=rates.compute_efficiency,
@@ -240,9 +247,9 @@ class _Operators:
         is_compute = compute >= memory
         seconds = self.ledger.term(
             roofline_seconds,
-            self.setting.line(
-                self.work.group,
+            self._line(
                 "Attention and KV-cache reads",
+                "attention",
                 "compute" if is_compute else "memory_bandwidth",
                 "attention",
             ),
@@ -260,8 +267,8 @@ class _Operators:
         moved = elementwise_bytes(self.setting, self.work.new_tokens)
         seconds = self.ledger.term(
             memory_seconds,
-            self.setting.line(
-                self.work.group, "Norms, activations, residuals", "memory_bandwidth", "elementwise"
+            self._line(
+                "Norms, activations, residuals", "elementwise", "memory_bandwidth", "elementwise"
             ),
             moved_bytes=moved,
             memory_bytes_per_s=self.rates.memory_bytes_per_s,
@@ -279,7 +286,7 @@ class _Operators:
         link = link_for(setting, self.rates, layout.tensor)
         seconds = self.ledger.term(
             all_reduce_seconds,
-            setting.line(self.work.group, "Tensor-parallel all-reduces", "communication"),
+            self._line("Tensor-parallel all-reduces", "tensor_parallel", "communication"),
             payload_bytes=payload,
             ranks=layout.tensor,
             link_bytes_per_s=link,
@@ -289,7 +296,7 @@ class _Operators:
         if layout.expert > 1:
             seconds += self.ledger.term(
                 all_to_all_seconds,
-                setting.line(self.work.group, "Expert exchange", "communication"),
+                self._line("Expert exchange", "expert_exchange", "communication"),
                 payload_bytes=payload * setting.model.num_experts_per_tok / layout.expert,
                 ranks=layout.expert,
                 link_bytes_per_s=link_for(setting, self.rates, layout.expert),
@@ -299,7 +306,7 @@ class _Operators:
         if layout.pipeline > 1:
             seconds += self.ledger.term(
                 point_to_point_seconds,
-                setting.line(self.work.group, "Pipeline hand-over", "communication"),
+                self._line("Pipeline hand-over", "pipeline", "communication"),
                 payload_bytes=payload,
                 ranks=layout.pipeline,
                 link_bytes_per_s=link_for(setting, self.rates, layout.tensor * layout.pipeline),
@@ -309,10 +316,10 @@ class _Operators:
 
     def overhead(self) -> tuple[float, float]:
         """Cost the issuing of operators and the scheduling of the step."""
-        engine, group = self.setting.engine, self.work.group
+        engine = self.setting.engine
         issue = self.ledger.term(
             overhead_seconds,
-            self.setting.line(group, "Issuing operators", "overhead"),
+            self._line("Issuing operators", "issue", "overhead"),
             num_layers=self.setting.model.num_hidden_layers,
             ops_per_layer=engine.ops_per_layer
             + LINEARS_PER_LAYER * engine.dequantise_ops.get(self.setting.weight_dtype, 0.0),
@@ -323,7 +330,7 @@ class _Operators:
         if engine.step_overhead_s or engine.request_overhead_s:
             scheduling = self.ledger.term(
                 scheduling_seconds,
-                self.setting.line(group, "Scheduling the step", "overhead"),
+                self._line("Scheduling the step", "scheduling", "overhead"),
                 requests=self.work.sequences,
                 request_overhead_s=engine.request_overhead_s,
                 step_overhead_s=engine.step_overhead_s,
@@ -331,14 +338,17 @@ class _Operators:
         return issue, scheduling
 
 
-def elementwise_bytes(setting: Setting, tokens: float) -> float:
-    """Return the bytes that operators other than matrix products move in one forward pass."""
+def elementwise_bytes(setting: Setting, tokens: float, sequence_ranks: int = 1) -> float:
+    """Return the bytes that operators other than matrix products move in one forward pass.
+
+    Sequence parallelism splits the residual stream over ``sequence_ranks``.
+    """
     model, tensor = setting.model, setting.layout.tensor
     eager = setting.engine.ops_per_layer > 0
     hidden_passes = EAGER_HIDDEN_PASSES if eager else FUSED_HIDDEN_PASSES
     ffn_passes = EAGER_FFN_PASSES if eager else FUSED_FFN_PASSES
     width = model.moe_intermediate_size * model.num_experts_per_tok or model.intermediate_size
-    elements = hidden_passes * model.hidden_size + ffn_passes * width / tensor
+    elements = hidden_passes * model.hidden_size / sequence_ranks + ffn_passes * width / tensor
     return tokens * model.num_hidden_layers * elements * setting.activation_element_bytes
 
 

@@ -6,7 +6,8 @@ what its own measurements leave unexplained.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from planner.specs.calibration import HostCalibration
 from planner.specs.estimate import ErrorClass, Interval, MemoryAnswer, Performance
@@ -53,6 +54,7 @@ class Confidence:
     error_class: ErrorClass
     time_spread: float
     memory_spread: float
+    serving_spreads: Mapping[str, float] = field(default_factory=dict)
 
     def interval(self, value: float, spread: float) -> Interval:
         """Return the 80 % interval of a figure whose log error has this spread."""
@@ -67,9 +69,33 @@ def confidence_of(setting: Setting) -> Confidence:
     residual = _residual(setting.host_calibration, error_class)
     return Confidence(
         error_class=error_class,
-        time_spread=math.hypot(TIME_SPREAD[error_class], residual) * widening,
+        time_spread=math.hypot(_time_spread(setting, error_class), residual) * widening,
         memory_spread=_memory_spread(setting, error_class) * widening,
+        serving_spreads=_serving_spreads(setting, error_class, widening),
     )
+
+
+def _serving_spreads(
+    setting: Setting, error_class: ErrorClass, widening: float
+) -> dict[str, float]:
+    """Return what held-out serving sweeps left of both times; nothing on a measured host."""
+    engine = setting.engine
+    if setting.is_measured or setting.host_calibration is not None:
+        return {}
+    both = {"tpot_seconds": engine.tpot_spreads, "ttft_seconds": engine.ttft_spreads}
+    return {
+        name: spreads[error_class] * widening
+        for name, spreads in both.items()
+        if error_class in spreads
+    }
+
+
+def _time_spread(setting: Setting, error_class: ErrorClass) -> float:
+    """Return the log spread of a time: what held-out runs of the engine left, if any."""
+    fitted = setting.engine.step_spread
+    if fitted is not None and isinstance(setting.workload, TrainWorkload):
+        return fitted
+    return TIME_SPREAD[error_class]
 
 
 def _memory_spread(setting: Setting, error_class: ErrorClass) -> float:
@@ -92,7 +118,8 @@ def _error_class(setting: Setting) -> ErrorClass:
     factors = _time_factors(setting.host_calibration)
     if factors and max(n for n, _ in factors) >= MIN_MEASUREMENTS:
         return "calibrated on this host"
-    if factors or setting.is_measured:
+    pair = f"{setting.model.id}/{setting.device.architecture}"
+    if factors or setting.is_measured or pair in setting.engine.fitted_groups:
         return "same family"
     return "datasheet only"
 
@@ -106,6 +133,9 @@ def _residual(calibration: HostCalibration | None, error_class: ErrorClass) -> f
 
 
 def _spread_of(name: str, confidence: Confidence, *, queued: bool) -> float:
+    fitted = confidence.serving_spreads.get(name)
+    if fitted is not None and queued:
+        return fitted
     if name != "ttft_seconds" or not queued:
         return confidence.time_spread
     return math.hypot(confidence.time_spread, QUEUE_SPREAD)

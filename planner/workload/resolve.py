@@ -37,7 +37,9 @@ FORMAT_BY_QUANTIZATION: dict[str, tuple[Dtype, Dtype]] = {
     "fp8": ("fp8", "fp8"),
     "nvfp4": ("nvfp4", "nvfp4"),
 }
-COVERED_SCHEDULES = {None, "gpipe", "1f1b"}
+# Costed for training; serving has no use for them yet.
+TRAINING_ONLY = frozenset({"context_parallel_size", "virtual_pipeline_size"})
+COVERED_SCHEDULES = {None, "gpipe", "1f1b", "interleaved"}
 EIGHT_BIT_FLOATS = {"fp8", "nvfp4", "mxfp4"}
 
 
@@ -68,8 +70,9 @@ def resolve(request: EstimateRequest) -> Setting:
     """
     model = resolve_model(request.model)
     device = resolve_device(request.cluster.device)
-    engine = get_engine(request.engine, device.kind)
-    refuse_uncovered(request.strategy)
+    engine = _on_device(get_engine(request.engine, device.kind), device)
+    training = isinstance(request.workload, TrainWorkload)
+    refuse_uncovered(request.strategy, training=training)
     layout = _layout(request, model)
     strategy = _filled(request, model, engine, layout)
     setting = Setting(
@@ -87,7 +90,15 @@ def resolve(request: EstimateRequest) -> Setting:
     return setting
 
 
-def refuse_uncovered(strategy: Strategy) -> None:
+def _on_device(engine: Engine, device: DeviceSpec) -> Engine:
+    """Return the engine with what was measured on the device in place of its prior."""
+    measured = device.runtime_overhead_bytes
+    if measured is None or engine.role != "runner":
+        return engine
+    return engine.model_copy(update={"runtime_overhead_bytes": measured})
+
+
+def refuse_uncovered(strategy: Strategy, *, training: bool = False) -> None:
     """Refuse by name what the planner has no formula for yet.
 
     Raises:
@@ -95,6 +106,8 @@ def refuse_uncovered(strategy: Strategy) -> None:
     """
     for name, title in NOT_YET.items():
         value = getattr(strategy, name)
+        if training and name in TRAINING_ONLY:
+            continue
         if value not in (None, 1, 0.0):
             raise NotCoveredError(
                 f"{name} is {value!r}: {title} cannot be costed yet; leave it out",
@@ -103,7 +116,7 @@ def refuse_uncovered(strategy: Strategy) -> None:
     if strategy.pipeline_schedule not in COVERED_SCHEDULES:
         raise NotCoveredError(
             f"pipeline_schedule {strategy.pipeline_schedule} cannot be costed yet: "
-            "choose gpipe or 1f1b",
+            "choose gpipe, 1f1b or interleaved",
             "strategy.pipeline_schedule",
         )
     if strategy.quantization not in {None, *FORMAT_BY_QUANTIZATION}:
@@ -123,12 +136,14 @@ def _layout(request: EstimateRequest, model: ModelSpec) -> Layout:
     strategy, available = request.strategy, request.cluster.num_devices
     tensor = strategy.tensor_parallel_size or 1
     pipeline = strategy.pipeline_parallel_size or 1
-    data = strategy.data_parallel_size or max(1, available // (tensor * pipeline))
+    context = strategy.context_parallel_size or 1
+    data = strategy.data_parallel_size or max(1, available // (tensor * pipeline * context))
     expert = strategy.expert_parallel_size or 1
-    layout = Layout(data, tensor, pipeline, expert)
+    layout = Layout(data, tensor, pipeline, expert, context)
     if layout.devices > available:
         raise NotPossibleError(
-            f"{data} data x {tensor} tensor x {pipeline} pipeline ranks take {layout.devices} "
+            f"{data} data x {tensor} tensor x {pipeline} pipeline ranks"
+            f"{f' x {context} context ranks' if context > 1 else ''} take {layout.devices} "
             f"devices, the cluster has {available}",
             "strategy.tensor_parallel_size",
         )
@@ -138,10 +153,10 @@ def _layout(request: EstimateRequest, model: ModelSpec) -> Layout:
             f"expert_parallel_size is {expert}, but {model.id} is dense: it has no experts",
             "strategy.expert_parallel_size",
         )
-    if expert > data * tensor or (model.is_moe and model.num_experts % expert):
+    if expert > data * tensor * context or (model.is_moe and model.num_experts % expert):
         raise NotPossibleError(
             f"expert_parallel_size is {expert}: it must divide the {model.num_experts} experts "
-            f"and be at most data x tensor = {data * tensor}",
+            f"and be at most data x tensor = {data * tensor * context}",
             "strategy.expert_parallel_size",
         )
     return layout

@@ -40,7 +40,7 @@ def mean_token_gap(
 
 
 @equation(
-    "TTFT = t_prefill + t_decode/2 + (b-1)/2 · t_prefill · busy + wait + intake",
+    "TTFT = t_prefill + t_decode/2 + k_q · (b-1)/2 · t_prefill · busy + wait + intake",
     unit="s",
     symbols={
         "prefill_s": "t_prefill",
@@ -49,10 +49,11 @@ def mean_token_gap(
         "busy_ratio": "busy",
         "wait_s": "wait",
         "intake_s": "intake",
+        "queue_ratio": "k_q",
     },
     source="own prefill, half a running step, and the queue of a closed loop that starts at once",
 )
-def time_to_first_token(
+def time_to_first_token(  # noqa: PLR0913 - one argument per symbol of the equation
     *,
     prefill_s: Quantity,
     decode_s: Quantity,
@@ -60,9 +61,10 @@ def time_to_first_token(
     busy_ratio: Quantity,
     wait_s: Quantity,
     intake_s: Quantity,
+    queue_ratio: Quantity = 1.0,
 ) -> Quantity:
     """Return the mean seconds from a request's arrival to its first token."""
-    queue = (running - 1) / 2 * prefill_s * busy_ratio
+    queue = queue_ratio * (running - 1) / 2 * prefill_s * busy_ratio
     return prefill_s + decode_s / 2 + queue + wait_s + intake_s
 
 
@@ -170,7 +172,8 @@ def _steady(
         running=running,
         busy_ratio=min(1.0, running * slot / life),
         wait_s=wait,
-        intake_s=setting.engine.request_latency_s,
+        intake_s=setting.engine.request_latency_s * setting.serving_factor("intake"),
+        queue_ratio=setting.serving_factor("queue"),
     )
     latency = ttft + (workload.output_tokens - 1) * tpot
     return _Steady(running, prefill, decode, tpot, ttft, latency)

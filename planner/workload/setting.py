@@ -16,6 +16,7 @@ from planner.specs.strategy import OffloadSpec, Strategy
 from planner.specs.workload import Workload
 
 MODELLED = Origin()
+ANY_ARCHITECTURE = "any"
 DEFAULT_INTER_NODE_BYTES_PER_S = 50e9  # one 400 Gbit/s port per device
 DEFAULT_INTRA_NODE_BYTES_PER_S = 16e9  # PCIe 3.0 x16, where the catalog names no link
 DEFAULT_DISK_BYTES_PER_S = 1e9
@@ -41,11 +42,17 @@ class Layout:
     tensor: int = 1
     pipeline: int = 1
     expert: int = 1
+    context: int = 1
 
     @property
     def devices(self) -> int:
         """Return how many devices the layout takes."""
-        return self.data * self.tensor * self.pipeline
+        return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def state_ranks(self) -> int:
+        """Return the ranks that hold the same weights: they can split the training states."""
+        return self.data * self.context
 
 
 @dataclass(frozen=True)
@@ -123,6 +130,18 @@ class Setting:
             return 1.0
         found = self.host_calibration.factors.get(operator_class)
         return found.factor if found else 1.0
+
+    def training_factor(self, part: str) -> float:
+        """Return what published training runs multiply a part of the step with."""
+        fitted = self.engine.training_factors
+        family = fitted.get(self.device.architecture) or fitted.get(ANY_ARCHITECTURE, {})
+        return family.get(part, 1.0)
+
+    def serving_factor(self, part: str) -> float:
+        """Return what published serving sweeps multiply a part of a pass with."""
+        fitted = self.engine.serving_factors
+        family = fitted.get(self.device.architecture) or fitted.get(ANY_ARCHITECTURE, {})
+        return family.get(part, 1.0)
 
     def line(
         self, group: str, name: str, operator_class: OperatorClass | None = None, key: str = ""

@@ -1,19 +1,22 @@
 """One training step: forward, backward, recomputation, bubble, exposed communication, update."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from planner.cost.activations import score_bytes
 from planner.cost.communication import (
     all_gather_seconds,
     all_reduce_seconds,
+    all_to_all_seconds,
     point_to_point_seconds,
     transfer_seconds,
 )
 from planner.cost.compute import attention_flops, matmul_flops
 from planner.cost.dtypes import WIDE, element_bytes
-from planner.cost.equation import Ledger, equation
-from planner.cost.quantity import Quantity
+from planner.cost.equation import Ledger, Line
 from planner.cost.roofline import compute_seconds, memory_seconds, overhead_seconds
 from planner.cost.training_states import STATE_BYTES
+from planner.cost.training_step import exposed_seconds, step_seconds
+from planner.specs.base import OperatorClass
 from planner.specs.estimate import Performance
 from planner.specs.workload import TrainWorkload
 from planner.workload.forward import elementwise_bytes, link_for
@@ -38,36 +41,20 @@ REDUCES_PER_LAYER = 4
 OVERLAP = 0.8
 BACKWARD_SHARE = 2 / 3
 FULL_SHARDING = 3  # the ZeRO stage that also splits the weights
+# Softmax and dropout each write their result and read it again.
+SCORE_TRIPS = 2
+# Dispatch and combine, once forward and once backward.
+EXPERT_EXCHANGES = 2
+# Sharded weights are gathered for the forward and again for the backward pass.
+GATHERS = 2
+# The share of a hidden exchange that its kernels take from the work beside it.
+PROCESSOR_TAX = 0.05
 # An eager backward pass issues about twice the operators of the forward pass.
 ISSUE_PASSES = 3
 # The optimiser reads weight, gradient and states and writes weight and states.
 UPDATE_READS_AND_WRITES = 2
 # Two sockets with eight channels of DDR4-3200 stream about this much in practice.
 HOST_MEMORY_BYTES_PER_S = 200e9
-
-
-@equation(
-    "t_step = (m + p - 1) · t_micro + exposed + update",
-    unit="s",
-    symbols={
-        "micro_batches": "m",
-        "stages": "p",
-        "micro_batch_s": "t_micro",
-        "exposed_s": "exposed",
-        "update_s": "update",
-    },
-    source="Narayanan et al. 2021, arXiv:2104.04473, section 2.2 (GPipe and 1F1B)",
-)
-def step_seconds(
-    *,
-    micro_batches: Quantity,
-    stages: Quantity,
-    micro_batch_s: Quantity,
-    exposed_s: Quantity,
-    update_s: Quantity,
-) -> Quantity:
-    """Return the seconds of one step with a pipeline's fill and drain."""
-    return (micro_batches + stages - 1) * micro_batch_s + exposed_s + update_s
 
 
 @dataclass(frozen=True)
@@ -79,6 +66,7 @@ class _MicroBatch:
     communication_s: float
     overhead_s: float
     model_flops: float
+    window_s: float  # of arithmetic before any factor: what an exchange can hide behind
 
     @property
     def total_s(self) -> float:
@@ -102,6 +90,7 @@ def train(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outcome:
         micro_batch_s=micro.total_s,
         exposed_s=exposed,
         update_s=update,
+        chunks=setting.strategy.virtual_pipeline_size or 1,
     )
     tokens = workload.global_batch_size * workload.sequence_length
     per_device = micro.model_flops * count / seconds
@@ -124,7 +113,10 @@ def train(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outcome:
             samples_per_second=workload.global_batch_size / seconds,
             model_flops_per_second_per_device=per_device,
             mfu=per_device / step.rates.peak_flops_per_s,
-            bubble_ratio=(stages - 1) * micro.total_s / seconds,
+            bubble_ratio=(stages - 1)
+            / (setting.strategy.virtual_pipeline_size or 1)
+            * micro.total_s
+            / seconds,
             communication_ratio=by_class["communication"] / seconds,
             duration_seconds=workload.tokens / tokens * seconds if workload.tokens else None,
         ),
@@ -138,41 +130,73 @@ class _Step:
         self.setting, self.workload, self.ledger = setting, workload, ledger
         self.rates: Rates = rates_of(setting)
         self.micro_sequences = setting.strategy.micro_batch_size or 1
-        self.tokens = float(self.micro_sequences * workload.sequence_length)
+        self.tokens = self.micro_sequences * workload.sequence_length / setting.layout.context
+        self.micro_batches = setting.strategy.gradient_accumulation_steps or 1
         # One device does its share of a replica's work: 1 / (tensor x pipeline).
         self.share = setting.layout.tensor * setting.layout.pipeline
 
     def micro_batch(self) -> _MicroBatch:
         """Cost forward and backward of one micro-batch on one device."""
-        flops = self._flops()
+        matmul, attention = self._matmul_flops(), self._attention_flops()
         is_adapter = self.workload.method in ADAPTER_METHODS
         passes = ADAPTER_PASSES if is_adapter else FULL_PASSES
-        recomputed = 1 if self.setting.strategy.activation_recomputation == "full" else 0
-        compute = self.ledger.term(
+        recomputation = self.setting.strategy.activation_recomputation
+        recomputed = 1 if recomputation == "full" else 0
+        again = 1 if recomputation == "selective" else recomputed
+        name = "Forward, backward, recomputation"
+        compute = self._compute(name, "matmul", matmul * (passes + recomputed))
+        compute += self._compute(
+            f"Attention: {name.lower()}", "attention", attention * (passes + again)
+        )
+        work = matmul * (passes + recomputed) + attention * (passes + again)
+        window = work / (self.rates.peak_flops_per_s * self.rates.compute_efficiency)
+        memory = self._elementwise(FULL_PASSES + recomputed)
+        memory += self._scores(FULL_PASSES + again)
+        overhead = self._overhead(compute + memory)
+        return _MicroBatch(
+            compute,
+            memory,
+            self._tensor_parallel(),
+            overhead,
+            (matmul + attention) * passes,
+            window,
+        )
+
+    def _line(self, name: str, part: str, operator_class: OperatorClass, key: str = "") -> Line:
+        """Return where a term goes, with the factor that published runs give its part."""
+        line = self.setting.line(GROUP, name, operator_class, key)
+        return replace(line, factor=line.factor * self.setting.training_factor(part))
+
+    def _compute(self, name: str, part: str, flops: float) -> float:
+        return self.ledger.term(
             compute_seconds,
-            self.setting.line(GROUP, "Forward, backward, recomputation", "compute", "compute"),
-            work_flops=flops * (passes + recomputed),
+            self._line(name, part, "compute", "compute"),
+            work_flops=flops,
             peak_flops_per_s=self.rates.peak_flops_per_s,
             compute_efficiency=self.rates.compute_efficiency,
         )
-        memory = self._elementwise(FULL_PASSES + recomputed)
-        overhead = self._overhead(compute + memory)
-        return _MicroBatch(compute, memory, self._tensor_parallel(), overhead, flops * passes)
 
-    def _flops(self) -> float:
-        """Return the forward FLOP of one micro-batch on one device."""
+    def _matmul_flops(self) -> float:
+        """Return the forward FLOP of the matrix products of one micro-batch on one device."""
         model, counts = self.setting.model, self.setting.counts
         linear = counts.query_output + counts.key_value + counts.feed_forward
         linear += counts.experts_active
         head = model.vocab_size * model.hidden_size
-        matmul = self.ledger.term(
+        return self.ledger.term(
             matmul_flops,
             self.setting.line(GROUP, "Matrix products: forward", key="matmul_flops"),
             parameters=(linear + head) / self.share,
             num_tokens=self.tokens,
         )
+
+    def _attention_flops(self) -> float:
+        """Return the forward FLOP of attention; unfused scores are computed for all pairs."""
+        model = self.setting.model
         pairs = self.micro_sequences * layer_pairs(model, self.workload.sequence_length)
-        attention = self.ledger.term(
+        pairs /= self.setting.layout.context
+        if self.setting.strategy.attention == "eager" and self.setting.engine.role == "training":
+            pairs *= 2
+        return self.ledger.term(
             attention_flops,
             self.setting.line(GROUP, "Attention: forward", key="attention_flops"),
             num_heads=model.num_attention_heads / self.share,
@@ -180,17 +204,42 @@ class _Step:
             num_layers=model.num_hidden_layers,
             token_pairs=pairs / model.num_hidden_layers,
         )
-        return matmul + attention
 
     def _elementwise(self, passes: int) -> float:
-        moved = elementwise_bytes(self.setting, self.tokens) / self.setting.layout.pipeline
+        layout = self.setting.layout
+        ranks = layout.tensor if self.setting.strategy.sequence_parallel else 1
+        moved = elementwise_bytes(self.setting, self.tokens, ranks) / layout.pipeline
         logits = self.tokens * self.setting.model.vocab_size / self.share
         return self.ledger.term(
             memory_seconds,
-            self.setting.line(
-                GROUP, "Norms, activations, residuals, loss", "memory_bandwidth", "elementwise"
+            self._line(
+                "Norms, activations, residuals, loss",
+                "elementwise",
+                "memory_bandwidth",
+                "elementwise",
             ),
             moved_bytes=(moved + logits * 2 * element_bytes("fp32") + self._unpacked()) * passes,
+            memory_bytes_per_s=self.rates.memory_bytes_per_s,
+            memory_efficiency=self.rates.stream_efficiency,
+        )
+
+    def _scores(self, passes: int) -> float:
+        """Cost the scores and probabilities that unfused attention writes and reads again."""
+        setting = self.setting
+        if setting.strategy.attention != "eager" or setting.engine.role != "training":
+            return 0.0
+        written = score_bytes(
+            num_heads=setting.model.num_attention_heads,
+            tensor_parallel_size=setting.layout.tensor,
+            num_tokens=self.tokens,
+            sequence_length=self.workload.sequence_length,
+            bytes_per_element=setting.activation_element_bytes,
+        )
+        layers = setting.model.num_hidden_layers / setting.layout.pipeline
+        return self.ledger.term(
+            memory_seconds,
+            self._line("Scores through memory", "scores", "memory_bandwidth"),
+            moved_bytes=SCORE_TRIPS * float(written) * layers * passes,
             memory_bytes_per_s=self.rates.memory_bytes_per_s,
             memory_efficiency=self.rates.stream_efficiency,
         )
@@ -207,31 +256,34 @@ class _Step:
         engine = self.setting.engine
         issue = self.ledger.term(
             overhead_seconds,
-            self.setting.line(GROUP, "Issuing operators", "overhead"),
+            self._line("Issuing operators", "issue", "overhead"),
             num_layers=self.setting.model.num_hidden_layers / self.setting.layout.pipeline,
             ops_per_layer=engine.ops_per_layer,
             op_overhead_s=self.rates.op_overhead_s,
             layer_overhead_s=engine.layer_overhead_s,
             passes=ISSUE_PASSES,
         )
-        return issue if self.setting.device.kind == "cpu" else max(0.0, issue - work_s)
+        runs_ahead = engine.role == "runner" and self.setting.device.kind != "cpu"
+        return max(0.0, issue - work_s) if runs_ahead else issue
 
     def _tensor_parallel(self) -> float:
         setting, layout = self.setting, self.setting.layout
         payload = self.tokens * setting.model.hidden_size * setting.activation_element_bytes
         seconds = self.ledger.term(
             all_reduce_seconds,
-            setting.line(GROUP, "Tensor-parallel all-reduces", "communication"),
+            self._line("Tensor-parallel all-reduces", "tensor_parallel", "communication"),
             payload_bytes=payload,
             ranks=layout.tensor,
             link_bytes_per_s=link_for(setting, self.rates, layout.tensor),
             latency_s=self.rates.latency_s,
             count=REDUCES_PER_LAYER * setting.model.num_hidden_layers / layout.pipeline,
         )
+        if layout.expert > 1:
+            seconds += self._expert_exchange(payload)
         if layout.pipeline > 1:
             seconds += self.ledger.term(
                 point_to_point_seconds,
-                setting.line(GROUP, "Pipeline hand-over", "communication"),
+                self._line("Pipeline hand-over", "pipeline", "communication"),
                 payload_bytes=payload,
                 ranks=2,
                 link_bytes_per_s=link_for(setting, self.rates, self.share),
@@ -239,6 +291,20 @@ class _Step:
                 count=2,
             )
         return seconds
+
+    def _expert_exchange(self, payload_bytes: float) -> float:
+        """Cost sending tokens to their experts and back, forward and backward."""
+        setting, layout, model = self.setting, self.setting.layout, self.setting.model
+        sparse_layers = model.num_hidden_layers - model.num_dense_layers
+        return self.ledger.term(
+            all_to_all_seconds,
+            self._line("Expert exchange", "expert_exchange", "communication"),
+            payload_bytes=payload_bytes * model.num_experts_per_tok / layout.tensor,
+            ranks=layout.expert,
+            link_bytes_per_s=link_for(setting, self.rates, layout.expert),
+            latency_s=self.rates.latency_s,
+            count=EXPERT_EXCHANGES * sparse_layers / layout.pipeline,
+        )
 
     def _trained_per_device(self) -> float:
         return trained_parameters(self.setting, self.workload) / self.share
@@ -253,7 +319,7 @@ class _Step:
             all_reduce_seconds,
             line,
             payload_bytes=self._trained_per_device() * element_bytes(dtype),
-            ranks=layout.data,
+            ranks=layout.state_ranks,
             link_bytes_per_s=link,
             latency_s=self.rates.latency_s,
         )
@@ -262,17 +328,25 @@ class _Step:
                 all_gather_seconds,
                 setting.line(GROUP, "Gathering weight shards", "communication"),
                 payload_bytes=setting.counts.total / self.share * setting.weight_element_bytes,
-                ranks=layout.data,
+                ranks=layout.state_ranks,
                 link_bytes_per_s=link,
                 latency_s=self.rates.latency_s,
+                count=GATHERS * self.micro_batches,
             )
-        window = micro.compute_s * (setting.strategy.gradient_accumulation_steps or 1)
-        return max(0.0, whole - OVERLAP * window * BACKWARD_SHARE)
+        if not whole:
+            return 0.0
+        return self.ledger.term(
+            exposed_seconds,
+            self._line("Exchange that work does not hide", "exchange", "communication"),
+            links_s=whole,
+            window_s=OVERLAP * BACKWARD_SHARE * micro.window_s * self.micro_batches,
+            tax_ratio=PROCESSOR_TAX,
+        )
 
     def update(self) -> float:
         """Cost the optimiser's reading and writing of weights, gradients and states."""
         setting = self.setting
-        shards = setting.layout.data if setting.strategy.zero_stage else 1
+        shards = setting.layout.state_ranks if setting.strategy.zero_stage else 1
         parameters = self._trained_per_device() / shards
         gradient = element_bytes(setting.strategy.gradient_dtype or "bf16")
         states = STATE_BYTES[optimizer_of(self.workload)]
@@ -281,7 +355,7 @@ class _Step:
             return self._offloaded_update(parameters, gradient, each)
         return self.ledger.term(
             memory_seconds,
-            setting.line(GROUP, "Optimiser update", "memory_bandwidth", "update"),
+            self._line("Optimiser update", "update", "memory_bandwidth", "update"),
             moved_bytes=parameters * each,
             memory_bytes_per_s=self.rates.memory_bytes_per_s,
             memory_efficiency=self.rates.stream_efficiency,

@@ -83,7 +83,9 @@ def training_memory(setting: Setting, ledger: Ledger, workload: TrainWorkload) -
             _Stage(setting, Ledger(), workload, index).optimizer_states()
             for index in range(stages)
         )
-        ranks = setting.layout.tensor * (setting.layout.data if setting.strategy.zero_stage else 1)
+        ranks = setting.layout.tensor * (
+            setting.layout.state_ranks if setting.strategy.zero_stage else 1
+        )
         away = per_rank * ranks
     return MemoryUse(
         stages=tuple(drafts),
@@ -130,7 +132,7 @@ class _Stage:
         return engine.runtime_overhead_bytes if fitted is None else fitted
 
     def _shards(self, first_sharding_stage: int) -> float:
-        return zero_shards(self.stage, first_sharding_stage, self.setting.layout.data)
+        return zero_shards(self.stage, first_sharding_stage, self.setting.layout.state_ranks)
 
     def weights(self) -> float:
         """Return the stored weights, split over data ranks from ZeRO stage 3 on."""
@@ -216,12 +218,14 @@ class _Stage:
     def activations(self) -> float:
         """Return what the backward pass needs of the micro-batches in flight, and the loss."""
         setting, strategy = self.setting, self.setting.strategy
-        tokens = float((strategy.micro_batch_size or 1) * self.workload.sequence_length)
+        sequences = strategy.micro_batch_size or 1
+        tokens = sequences * self.workload.sequence_length / setting.layout.context
         in_flight = pipeline_in_flight(
             strategy.pipeline_schedule or "1f1b",
             self.index,
             setting.layout.pipeline,
             strategy.gradient_accumulation_steps or 1,
+            strategy.virtual_pipeline_size or 1,
         )
         each = self._token_bytes()
         scores = self._scores(tokens)

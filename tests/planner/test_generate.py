@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.planner.asking import CPU, GENERATE, TINY, ask
+from tests.planner.asking import CPU, GENERATE, TINY, ask, held
 
 
 def on_cpu(dtype="bf16", **workload):
@@ -87,3 +87,19 @@ def test_a_measured_stream_rate_replaces_the_share_of_the_bandwidth():
     found = ask(model=TINY, device=fast, workload=GENERATE)
 
     assert found.performance.tpot_seconds < on_cpu().performance.tpot_seconds
+
+
+def test_what_the_host_measured_replaces_the_prior_of_the_runtime():
+    measured = {**CPU, "runtime_overhead_bytes": 380_000_000}
+
+    found = ask(model=TINY, device=measured, workload=GENERATE)
+
+    assert held(found, "runtime_overhead") == 380_000_000
+
+
+def test_another_engine_keeps_its_own_overhead():
+    measured = {**CPU, "runtime_overhead_bytes": 380_000_000}
+
+    found = ask(model=TINY, device=measured, workload=GENERATE, engine="llama_cpp")
+
+    assert held(found, "runtime_overhead") != 380_000_000

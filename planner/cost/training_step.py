@@ -1,0 +1,42 @@
+"""How the parts of a training step add up: the pipeline's bubble and what overlap leaves."""
+
+from planner.cost.equation import equation
+from planner.cost.quantity import Quantity, smaller
+
+
+@equation(
+    "t_step = (m + (p - 1)/v) · t_micro + exposed + update",
+    unit="s",
+    symbols={
+        "micro_batches": "m",
+        "stages": "p",
+        "chunks": "v",
+        "micro_batch_s": "t_micro",
+        "exposed_s": "exposed",
+        "update_s": "update",
+    },
+    source="Narayanan et al. 2021, arXiv:2104.04473, section 2.2 (GPipe, 1F1B, interleaved)",
+)
+def step_seconds(
+    *,
+    micro_batches: Quantity,
+    stages: Quantity,
+    micro_batch_s: Quantity,
+    exposed_s: Quantity,
+    update_s: Quantity,
+    chunks: Quantity = 1.0,
+) -> Quantity:
+    """Return the seconds of one step with a pipeline's fill and drain."""
+    return (micro_batches + (stages - 1) / chunks) * micro_batch_s + exposed_s + update_s
+
+
+@equation(
+    "t_exposed = max(0, t_links - t_window) + kappa · min(t_links, t_window)",
+    unit="s",
+    symbols={"links_s": "t_links", "window_s": "t_window", "tax_ratio": "kappa"},
+    source="Isaev et al. 2023 (Calculon): what overlaps still takes a part of the processors",
+)
+def exposed_seconds(*, links_s: Quantity, window_s: Quantity, tax_ratio: Quantity) -> Quantity:
+    """Return the seconds by which an exchange behind ``window_s`` of work lengthens a step."""
+    hidden = smaller(links_s, window_s)
+    return links_s - hidden + tax_ratio * hidden
