@@ -25,7 +25,7 @@ def job_download(request: HttpRequest, job_id: str, name: str) -> StreamingHttpR
     members = [(path, confined(folder_of(artefact), path)) for path in sorted(artefact.files)]
     if not all(file.is_file() for _, file in members):
         raise Http404("The files of this artefact are no longer on the server.")
-    root = f"{_file_name(job.name)}-{artefact.name}"
+    root = f"{_file_name(job.name)}-{_file_name(artefact.name)}"
     pieces = tar_pieces(root, members, int(artefact.created_at.timestamp()))
     response = StreamingHttpResponse(_in_threads(pieces), content_type="application/x-tar")
     response["Content-Disposition"] = f'attachment; filename="{root}.tar"'
