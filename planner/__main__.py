@@ -8,6 +8,7 @@ from typing import Any, TextIO, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from planner.accuracy import accuracy_page
 from planner.api import estimate, plan
 from planner.catalog.devices import get_device, list_devices
 from planner.catalog.models import get_entry, get_model, list_models
@@ -172,6 +173,12 @@ def run_calibrate(sink: TextIO) -> int:
     return OK
 
 
+def run_accuracy(sink: TextIO) -> int:
+    """Recompute the accuracy page and print it."""
+    sink.write(accuracy_page())
+    return OK
+
+
 def arguments() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="python -m planner", description=__doc__)
@@ -179,6 +186,7 @@ def arguments() -> argparse.ArgumentParser:
     commands.add_parser("estimate", help="JSON Lines in, JSON Lines out: cost fixed strategies")
     commands.add_parser("plan", help="one JSON request in, ranked plans out")
     commands.add_parser("calibrate", help="fit the factor file to published measurements")
+    commands.add_parser("accuracy", help="predicted against published, as the docs page")
     exporter = commands.add_parser("export", help="a plan as another tool's arguments")
     exporter.add_argument("--format", required=True, choices=sorted(EXPORTERS))
     for kind in ("models", "devices", "techniques"):
@@ -194,6 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands: dict[str, Callable[[], int]] = {
         "estimate": lambda: run_estimate(sys.stdin, sys.stdout),
         "plan": lambda: run_plan(sys.stdin, sys.stdout),
+        "accuracy": lambda: run_accuracy(sys.stdout),
         "calibrate": lambda: run_calibrate(sys.stdout),
         "export": lambda: run_export(sys.stdin, sys.stdout, chosen.format),
     }

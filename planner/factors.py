@@ -16,6 +16,7 @@ from planner.catalog.engines import COMMON_SERVING, COMMON_TRAINING
 from planner.errors import PlannerError
 from planner.evidence import digest, table, usable
 from planner.fitting import MEMORY_FACTORS, Columns, MemoryCase, fit_memory, memory_case
+from planner.held_out import report
 from planner.serving_factors import build_serving_factors
 from planner.specs.base import JsonObject
 from planner.step_fitting import PARTS, StepCase, fit_step, step_case
@@ -152,6 +153,7 @@ def build_factors() -> JsonObject:
         engine: memory_factors(cases) for engine, cases in by_engine(memory_cases()).items()
     }
     steps, prior = by_engine(step_cases()), pooled(step_cases())
+    unseen = [error for cases in steps.values() for error in held_out_steps(cases, prior)]
     engines[COMMON_TRAINING] = {"training_factors": {"any": named(prior)}}
     for engine, cases in steps.items():
         engines.setdefault(engine, {}).update(training_factors(cases, prior))
@@ -160,5 +162,6 @@ def build_factors() -> JsonObject:
     return {
         "version": VERSION,
         "inputs": {f"{name}.csv": digest(name) for name in INPUTS},
+        "held_out": report(memory_cases(), step_cases(), unseen),
         "engines": dict(sorted(engines.items())),
     }

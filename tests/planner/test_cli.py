@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from planner import __main__ as command
 from planner.__main__ import main
 from tests.planner.asking import LLAMA_70B, LLAMA_405B, document
 
@@ -165,3 +166,17 @@ def test_a_chosen_plan_is_exported_as_it_is(monkeypatch, capsys):
     expected = third["strategy"]["tensor_parallel_size"]
     assert f"export TENSOR_PARALLEL_SIZE={expected}" in output.out
     assert "torchrun --nnodes=1 --nproc-per-node=8 --standalone" in output.out
+
+
+def test_accuracy_prints_the_page_of_the_docs(monkeypatch, capsys):
+    monkeypatch.setattr(command, "accuracy_page", lambda: "# Accuracy\n")
+
+    assert command.main(["accuracy"]) == 0
+    assert capsys.readouterr().out == "# Accuracy\n"
+
+
+def test_calibrate_prints_the_factor_file(monkeypatch, capsys):
+    monkeypatch.setattr(command, "build_factors", lambda: {"version": "factors-1"})
+
+    assert command.main(["calibrate"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"version": "factors-1"}
