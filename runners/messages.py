@@ -63,6 +63,7 @@ class DeviceMeasurement(Message):
     memory_bandwidth_bytes_per_second: float
     flops_per_second: dict[str, float]  # by dtype: fp32, bf16, fp16, int8
     op_overhead_seconds: NonNegativeFloat  # wall time of one tiny operator
+    runtime_memory_bytes: NonNegativeInt | None = None  # a job's libraries, before its model
 
 
 class Microbench(Message):

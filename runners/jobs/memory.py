@@ -54,7 +54,12 @@ class PeakMeter:
     def _held(self) -> int:
         if self._on_cuda:
             return int(torch.cuda.memory_allocated(self._device))
-        return _status_bytes("VmRSS")
+        return resident_bytes()
+
+
+def resident_bytes() -> int:
+    """Return the bytes of physical memory that this process holds now."""
+    return _status_bytes("VmRSS")
 
 
 def release_free_memory() -> None:

@@ -17,13 +17,25 @@ from pathlib import Path
 
 import torch
 
+from runners.jobs.loading import demo_config, fresh_model
+from runners.jobs.memory import release_free_memory, resident_bytes
 from runners.jobs.runtime import prepare_process
+from runners.jobspec import DemoModel
 from runners.messages import DeviceMeasurement, Microbench
 
 GEMM_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FLOPS_PER_MULTIPLY_ADD = 2
 TRIAD_STREAMS = 3  # two arrays read, one written
 TINY_OPERATIONS = 2000
+SMALLEST = DemoModel(
+    hidden_size=8,
+    intermediate_size=8,
+    num_hidden_layers=1,
+    num_attention_heads=1,
+    num_key_value_heads=1,
+    vocab_size=16,
+    max_position_embeddings=16,
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +56,9 @@ SHORT = Effort(gemm_size=64, triad_elements=2**16, seconds_each=0.02, disk_bytes
 def measure(*, short: bool = False, folder: Path | None = None) -> Microbench:
     """Return the rates of the CPU, of every CUDA device, and of writing to ``folder``."""
     began = time.monotonic()
-    devices = [measure_device(torch.device("cpu"), SHORT if short else CPU)]
+    runtime_bytes = runtime_memory_bytes()  # first, while nothing else has been loaded
+    cpu = measure_device(torch.device("cpu"), SHORT if short else CPU)
+    devices = [cpu.model_copy(update={"runtime_memory_bytes": runtime_bytes})]
     devices += [
         measure_device(torch.device("cuda", index), SHORT if short else CUDA)
         for index in range(torch.cuda.device_count())
@@ -70,6 +84,20 @@ def measure_device(device: torch.device, effort: Effort) -> DeviceMeasurement:
         flops_per_second=rates,
         op_overhead_seconds=op_overhead(device),
     )
+
+
+def runtime_memory_bytes() -> int:
+    """Return what a job's process holds beside its model's tensors: interpreter and libraries.
+
+    A model of a few kilobytes goes forward and backward once, so that everything that loads
+    on first use is there.
+    """
+    model = fresh_model(demo_config(SMALLEST), torch.float32)
+    logits = model(input_ids=torch.zeros(1, 4, dtype=torch.int64), use_cache=False).logits
+    torch.autograd.backward(logits.sum())
+    del model, logits
+    release_free_memory()
+    return resident_bytes()
 
 
 def gemm_rate(device: torch.device, dtype: torch.dtype, effort: Effort) -> float:

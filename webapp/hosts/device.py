@@ -115,6 +115,7 @@ def _from_measurement(
             "memory_bandwidth_bytes_per_second": measured.memory_bandwidth_bytes_per_second,
             "peak_flops_per_second": measured.flops_per_second,
             "op_overhead_seconds": measured.op_overhead_seconds,
+            "runtime_overhead_bytes": measured.runtime_memory_bytes,
             "provenance": "measured",
             "source": f"measured on {host.name}",
             "as_of": measured_on(host),

@@ -70,3 +70,10 @@ def test_the_triad_moves_three_arrays(monkeypatch):
     effort = microbench.Effort(gemm_size=1, triad_elements=100, seconds_each=0.0, disk_bytes=1)
 
     assert microbench.triad_bandwidth(torch.device("cpu"), effort) == 3 * 100 * 4 / 0.5
+
+
+def test_what_a_job_holds_before_its_model_is_measured(result):
+    held = result.devices[0].runtime_memory_bytes
+
+    assert held is not None
+    assert 100 * 2**20 < held < 4 * 2**30  # torch alone takes more than a hundred
