@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.contrib.auth.models import User
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.db.models import Max
 
 from runners.jobspec import JobSpec
@@ -42,13 +42,12 @@ def job_create(  # noqa: PLR0913 (keyword-only: each is a column that the caller
 
     Raises:
         InvalidProblem: the host belongs to another team, is retired or only planned for.
+        ConflictProblem: another team used the key.
     """
-    if idempotency_key and (
-        known := Job.objects.filter(team=team, idempotency_key=idempotency_key).first()
-    ):
+    if known := _known(team, idempotency_key):
         return known
     _check_host(team, host)
-    return Job.objects.create(
+    job = Job(
         team=team,
         owner=owner,
         host=host,
@@ -63,6 +62,28 @@ def job_create(  # noqa: PLR0913 (keyword-only: each is a column that the caller
         idempotency_key=idempotency_key,
         max_duration_seconds=max_duration_seconds,
     )
+    return _stored_once(job)
+
+
+def _known(team: Team, key: str | None) -> Job | None:
+    """Return the team's job that was made with a key."""
+    return Job.objects.filter(team=team, idempotency_key=key).first() if key else None
+
+
+def _stored_once(job: Job) -> Job:
+    """Store a new job; where its key was stored meanwhile, return the job that has it."""
+    try:
+        with transaction.atomic():
+            job.save(force_insert=True)
+    except IntegrityError:
+        if job.idempotency_key is None:
+            raise
+        if known := _known(job.team, job.idempotency_key):
+            return known
+        raise ConflictProblem(
+            "key_taken", "This launch was used before. Open the plan's review and launch again."
+        ) from None
+    return job
 
 
 def _check_host(team: Team, host: Host) -> None:
