@@ -32,8 +32,19 @@ ISSUE = PARTS.index("issue")
 # nearly all of a part may hide behind others.
 FLOORS = {"matmul": 0.7, "attention": 1.0}
 LEAST = 0.05
-# Launching a layer costs tens of microseconds; what looks like more is something else.
-CEILINGS = {"issue": 4.0}
+# Far above the physics a factor no longer describes its part but something else.
+CEILINGS = {
+    "matmul": 2.5,
+    "attention": 6.0,
+    "elementwise": 8.0,
+    "scores": 4.0,
+    "issue": 4.0,
+    "tensor_parallel": 4.0,
+    "expert_exchange": 6.0,
+    "pipeline": 6.0,
+    "exchange": 6.0,
+    "update": 4.0,
+}
 SCALE = 0.5
 RIDGE = 0.3
 ERROR_WEIGHT = 10.0
