@@ -31,6 +31,7 @@ COUNTS = {
     "zero_stage": "zero_stage",
     "micro_batch_size": "micro_batch_size",
 }
+HALVES = {"bf16", "fp16"}
 EIGHT_BIT = {"fp8": "fp8", "mxfp8": "fp8", "nvfp4": "nvfp4"}
 DTYPES = {"optimizer_dtype": "optimizer_dtype", "gradient_dtype": "gradient_dtype"}
 
@@ -107,6 +108,8 @@ def strategy_of(row: Row) -> JsonObject:
     if row.get("precision", "") in EIGHT_BIT:
         found["compute_dtype"] = EIGHT_BIT[row["precision"]]
         found["weight_dtype"] = "bf16"
+    elif row.get("precision", "") in HALVES:
+        found["compute_dtype"] = row["precision"]
     if row.get("dp"):
         found["data_parallel_size"] = int(row["dp"])
     if row.get("recompute"):

@@ -235,7 +235,7 @@ def test_scores_move_through_memory_only_without_flash_attention():
 
 @pytest.mark.parametrize(
     ("precision", "compute"),
-    [("fp8", "fp8"), ("mxfp8", "fp8"), ("nvfp4", "nvfp4"), ("bf16", None)],
+    [("fp8", "fp8"), ("mxfp8", "fp8"), ("nvfp4", "nvfp4"), ("bf16", "bf16"), ("", None)],
 )
 def test_a_rows_precision_is_what_its_products_run_in(precision, compute):
     row = {**table("training")[0], "precision": precision}
