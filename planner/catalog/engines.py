@@ -36,6 +36,7 @@ class Engine(Spec):
     ops_per_layer: float = 0.0
     dequantise_ops: dict[Dtype, float] = Field(default_factory=dict)
     matvec_efficiency: dict[Dtype, float] = Field(default_factory=dict)
+    training_elementwise_efficiency: float = Field(default=1.0, gt=0, le=1)
     layer_overhead_s: float = 0.0
     request_overhead_s: float = 0.0
     step_overhead_s: float = 0.0

@@ -220,7 +220,8 @@ class _Step:
             ),
             moved_bytes=(moved + logits * 2 * element_bytes("fp32") + self._unpacked()) * passes,
             memory_bytes_per_s=self.rates.memory_bytes_per_s,
-            memory_efficiency=self.rates.stream_efficiency,
+            memory_efficiency=self.rates.stream_efficiency
+            * self.setting.engine.training_elementwise_efficiency,
         )
 
     def _scores(self, passes: int) -> float:

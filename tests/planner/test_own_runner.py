@@ -1,0 +1,76 @@
+"""The product's own runner on a CPU, held against what it measured there.
+
+Two quiet cores of an AMD EPYC (AMX), PyTorch 2.13, 2026-11-21; the device's rates are those
+of its own micro-benchmark on the same day.
+"""
+
+import pytest
+
+from tests.planner.asking import ask
+
+MEASURED_HOST = {
+    "id": "two-quiet-cores",
+    "kind": "cpu",
+    "memory_bytes": 25_276_502_016,
+    "memory_bandwidth_bytes_per_second": 66.3e9,
+    "peak_flops_per_second": {"fp32": 192.7e9, "bf16": 428.8e9, "int8": 739.1e9},
+    "op_overhead_seconds": 2.62e-6,
+    "runtime_overhead_bytes": 408_719_360,
+    "provenance": "measured",
+    "as_of": "2026-11-21",
+}
+DEMO = {
+    "model_type": "llama",
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 4096,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
+
+
+def step_of(batch, compute):
+    workload = {"kind": "train", "sequence_length": 256, "method": "pretrain"}
+    return ask(
+        model=DEMO,
+        device=MEASURED_HOST,
+        workload={**workload, "global_batch_size": batch},
+        strategy={"compute_dtype": compute},
+    )
+
+
+@pytest.mark.parametrize(
+    ("batch", "compute", "measured_seconds"),
+    [
+        pytest.param(2, "bf16", 0.0617, id="2-bf16"),
+        pytest.param(8, "bf16", 0.1932, id="8-bf16"),
+        pytest.param(2, "fp32", 0.0991, id="2-fp32"),
+        pytest.param(8, "fp32", 0.2864, id="8-fp32"),
+    ],
+)
+def test_a_measured_training_step_lies_in_its_interval(batch, compute, measured_seconds):
+    low, high = step_of(batch, compute).interval["step_seconds"]
+
+    assert low < measured_seconds < high
+
+
+@pytest.mark.parametrize(
+    ("dtype", "measured_tpot"),
+    [  # median over five repetitions of 32 tokens after a prompt of 128, one job each
+        pytest.param("int8", 0.0068, id="int8"),
+        pytest.param("int4", 0.0049, id="int4"),
+    ],
+)
+def test_a_measured_decode_step_lies_in_its_interval(dtype, measured_tpot):
+    found = ask(
+        model=DEMO,
+        device=MEASURED_HOST,
+        workload={"kind": "generate", "batch_size": 1, "input_tokens": 128, "output_tokens": 32},
+        strategy={"weight_dtype": dtype},
+    )
+    low, high = found.interval["tpot_seconds"]
+
+    assert low < measured_tpot < high
