@@ -13,6 +13,14 @@ function chooseTheme(theme) {
   document.dispatchEvent(new CustomEvent("slipway:theme", { detail: { theme } }));
 }
 
+/* What passes by itself is asked for again, unless somebody is typing. */
+const passing = document.querySelector("[data-reload-ms]");
+if (passing) {
+  setInterval(() => {
+    if (!document.activeElement?.matches("input, select, textarea")) location.reload();
+  }, Number(passing.dataset.reloadMs));
+}
+
 document.addEventListener("submit", (event) => {
   const form = event.target;
   if (form.matches("[data-theme-switch]") && event.submitter) {

@@ -73,7 +73,8 @@ def _measured(host: Host, device: str) -> DeviceMeasurement:
     if not found:
         raise ConflictProblem(
             "not_measured",
-            f"The speed of {host.name} has not been measured yet; its agent does so at its start.",
+            f"The speed of {host.name} has not been measured yet; its agent does so at its first "
+            "start, in about 15 seconds.",
         )
     return found[0]
 

@@ -9,6 +9,7 @@ class DraftProblem(Exception):  # noqa: N818 -- shown to people, who have proble
 
     sentence: str
     field: str = ""
+    is_passing: bool = False  # it passes by itself: whoever waits may ask again
 
     def __str__(self) -> str:
         return self.sentence

@@ -132,7 +132,9 @@ def launch_note(plan: Plan) -> dict[str, str]:
     try:
         launch = launch_of(plan)
     except DraftProblem as problem:
-        return {"can": "", "title": "It cannot be launched as it is", "text": problem.sentence}
+        again = "yes" if problem.is_passing else ""
+        title = "In a moment" if again else "It cannot be launched as it is"
+        return {"can": "", "again": again, "title": title, "text": problem.sentence}
     text = EXPLANATIONS[launch.spec.kind]
     if isinstance(launch.spec.model, RandomModel):
         text += (

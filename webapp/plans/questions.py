@@ -120,7 +120,8 @@ def _cluster(hardware: dict[str, Any], host: Host | None) -> ClusterSpec:
         try:
             return cluster_for_host(host)
         except Problem as problem:
-            raise DraftProblem(problem.detail, "choice") from problem
+            is_passing = problem.code in {"host_unknown", "not_measured"}
+            raise DraftProblem(problem.detail, "choice", is_passing=is_passing) from problem
     return ClusterSpec(
         device=hardware["device"],
         devices_per_node=hardware["devices_per_node"],
