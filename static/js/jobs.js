@@ -16,6 +16,7 @@
     for (const region of document.querySelectorAll("[data-region]")) {
       const other = fresh.querySelector(`[data-region="${region.dataset.region}"]`);
       if (!other || other.innerHTML === region.innerHTML) continue;
+      if (region.querySelector("details[open] form")) continue; /* somebody is about to press it */
       if (region.contains(document.activeElement) && document.activeElement !== document.body) {
         const name = document.activeElement.id;
         region.replaceChildren(...document.importNode(other, true).childNodes);
@@ -163,6 +164,14 @@
     if (event === "job.state" || data.phase) catchUp();
     if (event === "job.state" && FINAL.has(data.state)) finish();
   });
+  /* An artefact arrives after the job's end; the page looks until it can be downloaded. */
+  setInterval(async () => {
+    if (!document.querySelector("[data-arriving]") || document.hidden) return;
+    try {
+      const fresh = await load(true);
+      if (fresh) swap(fresh);
+    } catch { /* the next round tries again */ }
+  }, 3000);
   document.addEventListener("live:resync", catchUp);
   document.addEventListener("live:poll", () => {
     catchUp();
