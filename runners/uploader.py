@@ -31,7 +31,7 @@ def upload_artefacts(folder: AttemptFolder, client: ServerClient, cap_bytes: int
         try:
             total += _upload(folder, artefact, client)
         except (RefusedError, OSError, ValueError) as error:
-            if isinstance(error, RefusedError) and error.is_passing:
+            if isinstance(error, RefusedError) and (error.is_passing or error.is_unauthorized):
                 raise
             log.warning("artefact %s of %s: %s", artefact.name, folder.attempt_id, error)
     folder.mark_uploaded()

@@ -154,7 +154,7 @@
         await catchUp();
       } catch { /* tried again */ }
     }
-    if (!document.querySelector("[data-arriving]")) live.close();
+    live.close();
   };
 
   document.addEventListener("live:frame", ({ detail: { event, data } }) => {
@@ -164,14 +164,6 @@
     if (event === "job.state" || data.phase) catchUp();
     if (event === "job.state" && FINAL.has(data.state)) finish();
   });
-  /* An artefact arrives after the job's end; the page looks until it can be downloaded. */
-  setInterval(async () => {
-    if (!document.querySelector("[data-arriving]") || document.hidden) return;
-    try {
-      const fresh = await load(true);
-      if (fresh) swap(fresh);
-    } catch { /* the next round tries again */ }
-  }, 3000);
   document.addEventListener("live:resync", catchUp);
   document.addEventListener("live:poll", () => {
     catchUp();

@@ -85,6 +85,16 @@ def test_the_finished_job_is_in_the_history_with_its_ratio(watched, stack):
     assert re.search(r"\d[.,]\d+", row.locator("td.num.hide-s").inner_text())
 
 
+def test_the_trained_model_can_be_downloaded(watched, stack):
+    page, seen = watched
+    page.goto(f"{stack.base_url}/jobs/{seen['job_id']}/")
+    link = page.get_by_role("link", name="Download .tar")
+    link.wait_for(timeout=LONG_MS)  # the upload follows the end; the page finds out by itself
+    with page.expect_download() as download:
+        link.click()
+    assert download.value.suggested_filename.endswith(".tar")
+
+
 def test_the_next_step_leads_into_the_wizard_with_the_new_model(watched, stack):
     page, seen = watched
     page.goto(f"{stack.base_url}/jobs/{seen['job_id']}/")

@@ -6,7 +6,7 @@ import pytest
 
 from runners import uploader
 from runners.attempts import AttemptFolder
-from runners.client import ServerClient, UnreachableError
+from runners.client import RefusedError, ServerClient, UnreachableError
 from runners.supervision import record
 from runners.uploader import upload_artefacts
 from tests.runners.tools import A1
@@ -86,6 +86,34 @@ def test_an_absent_server_leaves_the_upload_for_later(folder):
     with pytest.raises(UnreachableError):
         upload_artefacts(folder, ServerClient("http://127.0.0.1:9"), 10**6)
     assert not folder.is_uploaded
+
+
+@pytest.mark.parametrize("status", [401, 403, 408, 429, 500, 503])
+def test_an_answer_that_may_change_leaves_the_upload_for_later(
+    client, folder, monkeypatch, status
+):
+    def refuse(*_):
+        raise RefusedError(status, "not now")
+
+    announce(folder, {"weights": b"x"})
+    monkeypatch.setattr(client, "received_bytes", refuse)
+
+    with pytest.raises(RefusedError, match="not now"):
+        upload_artefacts(folder, client, 10**6)
+    assert not folder.is_uploaded
+
+
+@pytest.mark.parametrize("status", [404, 409, 422])
+def test_a_refusal_for_good_is_not_asked_again(client, folder, monkeypatch, status, caplog):
+    def refuse(*_):
+        raise RefusedError(status, "that job was deleted")
+
+    announce(folder, {"weights": b"x"})
+    monkeypatch.setattr(client, "received_bytes", refuse)
+
+    assert upload_artefacts(folder, client, 10**6) == 0
+    assert folder.is_uploaded
+    assert "that job was deleted" in caplog.text
 
 
 @pytest.mark.parametrize("path", ["../../spec.json", "/etc/passwd", "sub/../../../spec.json"])

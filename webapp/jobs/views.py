@@ -1,6 +1,7 @@
 """One page per tab of a job; the list is in ``listing.py``, the buttons in ``actions.py``."""
 
 import json
+from datetime import timedelta
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -9,6 +10,7 @@ from django.views.decorators.http import require_GET
 
 from runners.reasons import Reason
 from webapp.accounts.roles import membership_of
+from webapp.core.clock import now
 from webapp.core.units import clock
 from webapp.hosts.contact import Contact, contact_of, silent_seconds
 from webapp.jobs import figures
@@ -29,6 +31,7 @@ from webapp.jobs.reasons import words_for
 from webapp.live.page import live_context, page_or_regions
 from webapp.modelhub.models import TeamModel
 
+ARRIVAL_TIME = timedelta(hours=1)
 TAIL_LINES = 200
 LOG_PAGE_LINES = 2000
 NARROW_DTYPES = frozenset({"int8", "int4"})  # already compressed: nothing narrower runs
@@ -94,8 +97,8 @@ def job_artefacts(request: HttpRequest, job_id: str) -> HttpResponse:
     """List what the job left to download."""
     job = load_job(request, job_id)
     context = job_context(request, job, "job-artefacts")
-    context |= {"artefacts": artefacts_of(job), "listings": listings_of(job)}
-    return page_or_regions(request, "jobs/artefacts.html", "jobs/_status.html", context)
+    context |= {"listings": listings_of(job), **artefact_context(job)}
+    return page_or_regions(request, "jobs/artefacts.html", "jobs/_artefact_regions.html", context)
 
 
 # What the pages show
@@ -137,7 +140,7 @@ def overview_context(job: Job, drawn: list[Drawn]) -> dict[str, Any]:
         "changes": figures.before_after(job),
         "weight_dtype": job.spec.get("weight_dtype"),
         "narrow_dtypes": NARROW_DTYPES,
-        "artefacts": artefacts_of(job),
+        **artefact_context(job),
         "models": models_of(job),
         **log_context(log_lines(attempt, limit=TAIL_LINES)),
     }
@@ -182,6 +185,19 @@ def outcome_of(job: Job) -> dict[str, Any] | None:
         "last_lines": record.get("last_lines", []),
         "is_fault": job.state in {"failed", "error"},
     }
+
+
+def artefact_context(job: Job) -> dict[str, Any]:
+    """Return what the job left, and where the page looks again while some of it is on its way.
+
+    An upload begins after the attempt's end; what has not arrived an hour later was too large
+    for the host's limit or refused, and stays there.
+    """
+    found = artefacts_of(job)
+    is_missing = any(not artefact.is_complete for artefact in found)
+    is_recent = job.ended_at is None or now() - job.ended_at < ARRIVAL_TIME
+    url = reverse("job-artefacts", args=[job.pk]) if is_missing and is_recent else ""
+    return {"artefacts": found, "arriving_url": url}
 
 
 def artefacts_of(job: Job) -> list[Artefact]:

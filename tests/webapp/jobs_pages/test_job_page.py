@@ -2,10 +2,12 @@
 
 import json
 import re
+from datetime import timedelta
 
 import pytest
 
 from webapp.core.units import THIN
+from webapp.jobs.models import Artefact
 
 pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
 TABS = ["", "metrics/", "logs/", "events/", "config/", "artefacts/"]
@@ -122,6 +124,34 @@ def test_an_artefact_that_is_still_arriving_has_no_download(as_alice, finished):
     page = text_of(as_alice, finished)
     assert "still arriving from Box" in page
     assert "/download/" not in page
+
+
+@pytest.mark.parametrize("tab", ["", "artefacts/"])
+def test_a_page_opened_before_the_upload_looks_again_by_itself(as_alice, finished, tab):
+    page = text_of(as_alice, finished, tab)
+    assert f'hx-get="/jobs/{finished.pk}/artefacts/" hx-trigger="every 3s"' in page
+
+
+def test_what_it_looks_for_is_in_the_short_answer_too(as_alice, finished):
+    url = f"/jobs/{finished.pk}/artefacts/"
+    part = as_alice.get(url, headers={"HX-Request": "true"}).content.decode()
+    assert '<ul class="artefacts" id="artefacts" hx-get' in part
+    assert "<body" not in part
+
+
+def test_a_page_with_everything_arrived_looks_no_more(as_alice, finished):
+    Artefact.objects.update(is_complete=True)
+    page = text_of(as_alice, finished)
+    assert "Download .tar" in page
+    assert "every 3s" not in page
+
+
+def test_an_artefact_that_never_arrived_is_said_to_lie_on_the_host(as_alice, finished):
+    finished.ended_at -= timedelta(hours=2)
+    finished.save()
+    page = text_of(as_alice, finished)
+    assert "not uploaded; it lies on Box" in page
+    assert "every 3s" not in page
 
 
 def test_a_failed_job_says_why_and_what_to_do(as_alice, failed):
