@@ -41,7 +41,7 @@ def linear_parameters_per_rank(
 
 
 @equation(
-    "W = n_linear · B_w + (n_small + n_vocabulary/t) · B_16",
+    "W = n_linear · B_w + n_small · B_16 + n_vocabulary/t · B_v",
     unit="B",
     symbols={
         "linear": "n_linear",
@@ -50,9 +50,10 @@ def linear_parameters_per_rank(
         "tensor_parallel_size": "t",
         "weight_bytes_per_element": "B_w",
         "plain_bytes_per_element": "B_16",
+        "vocabulary_bytes_per_element": "B_v",
     },
 )
-def weight_bytes(
+def weight_bytes(  # noqa: PLR0913 - one argument per symbol of the equation
     *,
     linear: Quantity,
     small: Quantity,
@@ -60,10 +61,12 @@ def weight_bytes(
     tensor_parallel_size: Quantity,
     weight_bytes_per_element: Quantity,
     plain_bytes_per_element: Quantity,
+    vocabulary_bytes_per_element: Quantity,
 ) -> Quantity:
     """Return the bytes of all weights on one device of one pipeline stage."""
-    plain = small + vocabulary / tensor_parallel_size
-    return linear * weight_bytes_per_element + plain * plain_bytes_per_element
+    vocabulary_bytes = vocabulary / tensor_parallel_size * vocabulary_bytes_per_element
+    plain_bytes = small * plain_bytes_per_element + vocabulary_bytes
+    return linear * weight_bytes_per_element + plain_bytes
 
 
 def kv_heads_share(num_kv_heads: Quantity, tensor_parallel_size: Quantity) -> Quantity:

@@ -192,7 +192,7 @@ class _Operators:
         """Cost the product with the vocabulary, for the tokens whose logits are needed."""
         model = self.setting.model
         parameters = model.vocab_size * model.hidden_size / self.setting.layout.tensor
-        moved = parameters * self.setting.plain_element_bytes
+        moved = parameters * self.setting.head_element_bytes
         name = "Output head"
         return self._matmul(name, "output_head", parameters, self.work.sampled_tokens, moved)
 

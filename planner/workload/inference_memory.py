@@ -90,6 +90,7 @@ def stage_weight_bytes(setting: Setting, ledger: Ledger, stage: int) -> float:
         tensor_parallel_size=layout.tensor,
         weight_bytes_per_element=setting.weight_element_bytes,
         plain_bytes_per_element=setting.plain_element_bytes,
+        vocabulary_bytes_per_element=setting.vocabulary_element_bytes,
     )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 from planner.catalog.devices import get_device
 from planner.catalog.engines import Engine, get_engine
 from planner.catalog.models import get_model, model_from_config
+from planner.catalog.packed import packed_format
 from planner.cost.dtypes import SIXTEEN_BIT, WIDE, unquantised_dtype
 from planner.cost.parameters import count_parameters
 from planner.errors import BadRequestError, NotCoveredError, NotPossibleError
@@ -119,10 +120,12 @@ def refuse_uncovered(strategy: Strategy, *, training: bool = False) -> None:
             "choose gpipe, 1f1b or interleaved",
             "strategy.pipeline_schedule",
         )
-    if strategy.quantization not in {None, *FORMAT_BY_QUANTIZATION}:
+    named = {None, *FORMAT_BY_QUANTIZATION}
+    if strategy.quantization not in named and packed_format(strategy.quantization) is None:
         raise NotCoveredError(
             f"quantization {strategy.quantization!r} cannot be costed yet: choose among "
-            f"{', '.join(FORMAT_BY_QUANTIZATION)}, or give weight_dtype",
+            f"{', '.join(FORMAT_BY_QUANTIZATION)}, gguf:q4_k_m and its like, or give "
+            "weight_dtype",
             "strategy.quantization",
         )
     offload = strategy.offload
@@ -220,6 +223,9 @@ def _default_weight_dtype(request: EstimateRequest, model: ModelSpec, engine: En
         if request.strategy.gradient_dtype in SIXTEEN_BIT:
             return request.strategy.gradient_dtype
         return "fp32" if own_runner else "bf16"
+    packed = packed_format(request.strategy.quantization)
+    if packed is not None:
+        return packed.nominal
     named = FORMAT_BY_QUANTIZATION.get(request.strategy.quantization or "")
     return named[0] if named else model.weight_dtype or "bf16"
 

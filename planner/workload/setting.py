@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from planner.catalog.engines import Engine, sources
+from planner.catalog.packed import PackedFormat, packed_format
 from planner.cost.dtypes import element_bytes, unquantised_dtype, weight_bytes_per_element
 from planner.cost.equation import Line, Origin
 from planner.cost.parameters import ParameterCounts
@@ -86,14 +87,35 @@ class Setting:
         return self.strategy.activation_dtype or "bf16"
 
     @cached_property
+    def packed(self) -> PackedFormat | None:
+        """Return the sizes of a format that is named by its file, such as gguf:q4_k_m."""
+        return packed_format(self.strategy.quantization)
+
+    @cached_property
     def weight_element_bytes(self) -> float:
         """Return the stored bytes of one linear weight, metadata included."""
+        if self.packed is not None:
+            return self.packed.linear_bytes_per_element
         return weight_bytes_per_element(self.weight_dtype, self.strategy.group_size)
 
     @cached_property
     def plain_element_bytes(self) -> float:
         """Return the bytes of one embedding, norm or output-head weight."""
         return element_bytes(unquantised_dtype(self.weight_dtype))
+
+    @cached_property
+    def vocabulary_element_bytes(self) -> float:
+        """Return the stored bytes of one embedding or output-head weight, both taken together."""
+        if self.packed is None:
+            return self.plain_element_bytes
+        if self.model.tie_word_embeddings:
+            return self.packed.head_bytes_per_element
+        return self.packed.vocabulary_bytes_per_element
+
+    @cached_property
+    def head_element_bytes(self) -> float:
+        """Return the bytes that the product with the vocabulary reads per weight."""
+        return self.packed.head_bytes_per_element if self.packed else self.plain_element_bytes
 
     @cached_property
     def activation_element_bytes(self) -> float:

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 HEAVY = ("django", "torch", "celery", "redis", "transformers", "plotly", "httpx")
 
 
@@ -20,6 +22,11 @@ def test_importing_the_planner_loads_nothing_heavy():
 
 def test_importing_the_planner_loads_neither_numpy_nor_pydantic():
     assert loaded_after("import planner").isdisjoint({"numpy", "pydantic"})
+
+
+@pytest.mark.parametrize("statement", ["import planner", "from planner import estimate, plan"])
+def test_the_solver_is_loaded_only_when_it_is_asked(statement):
+    assert "scipy" not in loaded_after(statement)
 
 
 def test_the_doors_load_nothing_heavy_either():

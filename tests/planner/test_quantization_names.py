@@ -36,7 +36,7 @@ def test_the_quality_is_that_of_the_method():
 
 def test_a_method_without_a_format_is_refused_with_the_known_ones():
     with pytest.raises(NotCoveredError, match="gptq") as caught:
-        ask(strategy={"quantization": "gguf:q4_k_m"})
+        ask(strategy={"quantization": "hqq"})
 
     assert caught.value.field == "strategy.quantization"
 
