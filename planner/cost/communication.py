@@ -4,8 +4,9 @@ Ring collectives move ``(n-1)/n`` of the payload per pass; an all-reduce is a re
 an all-gather. At one rank every collective is free.
 """
 
+from planner.cost.columns import where
 from planner.cost.equation import equation
-from planner.cost.quantity import Quantity, where
+from planner.cost.quantity import Quantity
 
 RING = "Thakur et al. 2005, optimisation of collective communication in MPICH"
 SYMBOLS = {
@@ -28,7 +29,7 @@ def all_reduce_seconds(
 ) -> Quantity:
     """Return the seconds of ``count`` all-reduces of ``payload_bytes`` over ``ranks``."""
     volume = 2 * (ranks - 1) / ranks * payload_bytes
-    return where(ranks - 1, count * (volume / link_bytes_per_s + latency_s), 0.0)
+    return where(ranks > 1, count * (volume / link_bytes_per_s + latency_s), 0.0)
 
 
 @equation("t = m · ((n-1)/n · S/B + l) for n > 1", unit="s", symbols=SYMBOLS, source=RING)
@@ -42,7 +43,7 @@ def all_gather_seconds(
 ) -> Quantity:
     """Return the seconds of ``count`` all-gathers (or reduce-scatters) of the whole payload."""
     volume = (ranks - 1) / ranks * payload_bytes
-    return where(ranks - 1, count * (volume / link_bytes_per_s + latency_s), 0.0)
+    return where(ranks > 1, count * (volume / link_bytes_per_s + latency_s), 0.0)
 
 
 @equation("t = (n-1) · m · (S/B + l)", unit="s", symbols=SYMBOLS)
@@ -84,4 +85,4 @@ def all_to_all_seconds(
 ) -> Quantity:
     """Return the seconds of dispatching tokens to experts and combining their answers."""
     volume = 2 * (ranks - 1) / ranks * payload_bytes
-    return where(ranks - 1, count * (volume / link_bytes_per_s + latency_s), 0.0)
+    return where(ranks > 1, count * (volume / link_bytes_per_s + latency_s), 0.0)

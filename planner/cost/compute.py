@@ -1,7 +1,8 @@
 """How much arithmetic the work takes, in FLOP (one multiply-add is two)."""
 
+from planner.cost.columns import minimum
 from planner.cost.equation import equation
-from planner.cost.quantity import Quantity, smaller
+from planner.cost.quantity import Quantity
 
 FLOP_SOURCE = "Kaplan et al. 2020, arXiv:2001.08361, section 2.1"
 
@@ -35,5 +36,5 @@ def causal_pairs(sequence: Quantity, window: int | None = None) -> Quantity:
 
     A window cuts the triangle off: each query sees at most ``window`` keys.
     """
-    reach = sequence if window is None else smaller(sequence, float(window))
+    reach = sequence if window is None else minimum(sequence, float(window))
     return reach * (reach + 1) / 2 + (sequence - reach) * reach

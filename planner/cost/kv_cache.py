@@ -4,8 +4,9 @@ Sliding-window layers keep at most their window. Pages round each sequence up. M
 heads replicate heads instead of splitting them. A shared prefix is kept once.
 """
 
+from planner.cost.columns import maximum, minimum, round_up
 from planner.cost.equation import equation
-from planner.cost.quantity import Quantity, larger, round_up, smaller
+from planner.cost.quantity import Quantity
 from planner.specs.model import ModelSpec
 
 BLOCK_TOKENS = 16
@@ -37,13 +38,13 @@ def kv_cache_bytes(
 
     Shapes: K and V, each [num_layers, num_tokens, kv_heads_per_rank, head_dim].
     """
-    heads = larger(num_kv_heads / tensor_parallel_size, 1.0)
+    heads = maximum(num_kv_heads / tensor_parallel_size, 1.0)
     return 2 * heads * head_dim * kv_bytes_per_element * num_layers * num_tokens
 
 
 def cached_tokens(sequence: Quantity, window: int | None, *, paged: bool) -> Quantity:
     """Return the tokens that one layer keeps of a sequence: its window, in whole pages."""
-    kept = sequence if window is None else smaller(sequence, float(window))
+    kept = sequence if window is None else minimum(sequence, float(window))
     return round_up(kept, BLOCK_TOKENS) if paged else kept
 
 

@@ -1,7 +1,8 @@
 """The roofline: an operator takes as long as its slower resource."""
 
+from planner.cost.columns import maximum
 from planner.cost.equation import equation
-from planner.cost.quantity import Quantity, larger
+from planner.cost.quantity import Quantity
 
 ROOFLINE = "Williams et al. 2009, Roofline, CACM 52(4)"
 
@@ -29,7 +30,7 @@ def roofline_seconds(
     memory_efficiency: Quantity,
 ) -> Quantity:
     """Return the seconds of an operator that computes and moves bytes at the same time."""
-    return larger(
+    return maximum(
         compute_seconds(
             work_flops=work_flops,
             peak_flops_per_s=peak_flops_per_s,

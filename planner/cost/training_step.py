@@ -1,7 +1,8 @@
 """How the parts of a training step add up: the pipeline's bubble and what overlap leaves."""
 
+from planner.cost.columns import minimum
 from planner.cost.equation import equation
-from planner.cost.quantity import Quantity, smaller
+from planner.cost.quantity import Quantity
 
 
 @equation(
@@ -38,5 +39,5 @@ def step_seconds(
 )
 def exposed_seconds(*, links_s: Quantity, window_s: Quantity, tax_ratio: Quantity) -> Quantity:
     """Return the seconds by which an exchange behind ``window_s`` of work lengthens a step."""
-    hidden = smaller(links_s, window_s)
+    hidden = minimum(links_s, window_s)
     return links_s - hidden + tax_ratio * hidden

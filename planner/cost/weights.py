@@ -6,8 +6,9 @@ Quantisation shrinks the linear weights of the layers; embeddings, output head a
 
 from functools import cache
 
+from planner.cost.columns import maximum
 from planner.cost.equation import equation
-from planner.cost.quantity import Quantity, larger
+from planner.cost.quantity import Quantity
 from planner.specs.model import ModelSpec
 
 
@@ -71,7 +72,7 @@ def weight_bytes(  # noqa: PLR0913 - one argument per symbol of the equation
 
 def kv_heads_share(num_kv_heads: Quantity, tensor_parallel_size: Quantity) -> Quantity:
     """Return the share of the KV heads on one rank: at least one whole head."""
-    return larger(num_kv_heads / tensor_parallel_size, 1.0) / num_kv_heads
+    return maximum(num_kv_heads / tensor_parallel_size, 1.0) / num_kv_heads
 
 
 @cache

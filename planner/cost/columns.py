@@ -1,0 +1,118 @@
+"""Decisions that work on one number and on columns of numbers alike.
+
+A formula that is to cost one strategy and a whole space of them must not branch on a value with
+``if``, ``min``, ``max`` or ``ceil``: it asks these functions. On plain numbers they are plain
+Python and give the same to the last bit; as soon as one argument is a numpy array they work
+element by element, and arrays of different shapes broadcast, so that a value that depends on few
+choices is computed once for all the others. Every argument of a choice is evaluated, so a branch
+that is not taken must not divide by zero where it matters.
+"""
+
+import math
+from collections.abc import Iterable
+from functools import reduce
+from typing import TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.cost.quantity import Quantity
+
+# One number stays a number, for the type checker too; with a column the answer is a column.
+Number = TypeVar("Number", float, Quantity)
+Flag = bool | npt.NDArray[np.bool_]
+
+
+def is_column(*values: object) -> bool:
+    """Return whether any value is a numpy array rather than a plain number."""
+    return any(isinstance(value, np.ndarray) for value in values)
+
+
+def where(condition: object, then: Number, otherwise: Number) -> Number:
+    """Return ``then`` where the condition holds, else ``otherwise``.
+
+    >>> where(2 > 1, 10.0, 0.0)
+    10.0
+    """
+    if is_column(condition):
+        return cast("Number", np.where(np.asarray(condition), then, otherwise))
+    return then if condition else otherwise
+
+
+def maximum(left: Number, right: Number) -> Number:
+    """Return the larger of two quantities, element by element."""
+    if is_column(left, right):
+        return cast("Number", np.maximum(left, right))
+    return max(left, right)
+
+
+def minimum(left: Number, right: Number) -> Number:
+    """Return the smaller of two quantities, element by element."""
+    if is_column(left, right):
+        return cast("Number", np.minimum(left, right))
+    return min(left, right)
+
+
+def largest(values: Iterable[Quantity]) -> Quantity:
+    """Return the largest of several quantities, element by element.
+
+    Raises:
+        TypeError: there is none.
+    """
+    return reduce(maximum, values)
+
+
+def ceil(value: Number) -> Number:
+    """Return the quantity rounded up to a whole number."""
+    if is_column(value):
+        return cast("Number", np.ceil(value))
+    return float(math.ceil(value))
+
+
+def floor(value: Number) -> Number:
+    """Return the quantity rounded down to a whole number."""
+    if is_column(value):
+        return cast("Number", np.floor(value))
+    return float(math.floor(value))
+
+
+def round_up(value: Quantity, step: Quantity = 1.0) -> Quantity:
+    """Return the quantity rounded up to a multiple of ``step``.
+
+    >>> round_up(17.0, 16.0)
+    32.0
+    """
+    return ceil(value / step) * step
+
+
+def divides(divisor: Quantity, value: Quantity) -> Flag:
+    """Return whether a quantity is a whole multiple of a divisor."""
+    return cast("Flag", value % divisor == 0)
+
+
+def both(left: Flag, right: Flag) -> Flag:
+    """Return whether both conditions hold, element by element."""
+    if is_column(left, right):
+        return cast("Flag", np.logical_and(left, right))
+    return bool(left) and bool(right)
+
+
+def either(left: Flag, right: Flag) -> Flag:
+    """Return whether at least one condition holds, element by element."""
+    if is_column(left, right):
+        return cast("Flag", np.logical_or(left, right))
+    return bool(left) or bool(right)
+
+
+def negate(condition: Flag) -> Flag:
+    """Return whether a condition does not hold, element by element."""
+    return ~condition if isinstance(condition, np.ndarray) else not condition
+
+
+def any_of(condition: Flag) -> bool:
+    """Return whether a condition holds for any element: whether a term is worth costing.
+
+    >>> any_of(False)
+    False
+    """
+    return bool(np.any(condition)) if is_column(condition) else bool(condition)
