@@ -7,8 +7,9 @@ from planner.cost.quantity import Quantity
 from planner.specs.estimate import Performance
 from planner.specs.model import ModelSpec
 from planner.specs.workload import GenerateWorkload
-from planner.workload.forward import Pass, PassCost, forward_pass
+from planner.workload.forward import PassCost, forward_pass
 from planner.workload.inference_memory import Load, inference_memory
+from planner.workload.operators import Pass
 from planner.workload.outcome import Outcome
 from planner.workload.setting import Setting
 

@@ -19,8 +19,9 @@ from planner.cost.training_step import exposed_seconds, step_seconds
 from planner.specs.base import OperatorClass
 from planner.specs.estimate import Performance
 from planner.specs.workload import TrainWorkload
-from planner.workload.forward import elementwise_bytes, link_for
+from planner.workload.forward import elementwise_bytes
 from planner.workload.generate import layer_pairs
+from planner.workload.operators import link_for
 from planner.workload.outcome import Outcome
 from planner.workload.setting import Rates, Setting, rates_of
 from planner.workload.training_memory import (

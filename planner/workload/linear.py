@@ -1,0 +1,76 @@
+"""The matrix products of one pass: layers, experts, output head, and unpacking before them."""
+
+from planner.cost.columns import maximum
+from planner.cost.roofline import memory_seconds
+from planner.cost.weights import kv_heads_share, linear_parameters_per_rank
+from planner.workload.operators import Operation, Part
+from planner.workload.setting import Setting
+
+
+def linear(run: Operation) -> Part:
+    """Cost the matrix products of all layers."""
+    setting, counts, layout = run.setting, run.setting.counts, run.setting.layout
+    group = run.work.group
+    kv_share = kv_heads_share(setting.model.num_key_value_heads, layout.tensor)
+    used = run.ledger.term(
+        linear_parameters_per_rank,
+        setting.line(group, "Linear weights that a token visits", key="linear_used"),
+        split=counts.query_output + counts.feed_forward,
+        key_value=counts.key_value,
+        experts=counts.experts_active,
+        tensor_parallel_size=layout.tensor,
+        kv_share=kv_share,
+        expert_ranks=layout.tensor,
+    )
+    touched = run.ledger.term(
+        linear_parameters_per_rank,
+        setting.line(group, "Linear weights that the pass reads", key="linear_touched"),
+        split=counts.query_output + counts.feed_forward,
+        key_value=counts.key_value,
+        experts=counts.experts * _experts_touched(run),
+        tensor_parallel_size=layout.tensor,
+        kv_share=kv_share,
+        expert_ranks=maximum(layout.tensor, layout.expert),
+    )
+    moved = touched * read_bytes_per_weight(setting)
+    return run.matmul("Linear layers", "linear", used, run.work.new_tokens, moved)
+
+
+def read_bytes_per_weight(setting: Setting) -> float:
+    """Return the bytes that a product reads per weight: 16 bits after dequantising."""
+    if setting.weight_dtype in setting.engine.dequantise_ops:
+        return setting.plain_element_bytes
+    return setting.weight_element_bytes
+
+
+def dequantise(run: Operation) -> Part:
+    """Cost reading quantised weights and writing them in 16 bits before each product."""
+    setting = run.setting
+    if setting.weight_dtype not in setting.engine.dequantise_ops:
+        return Part(0.0)
+    each = setting.weight_element_bytes + setting.plain_element_bytes
+    seconds = run.ledger.term(
+        memory_seconds,
+        setting.line(run.work.group, "Dequantising weights", "memory_bandwidth", "dequantise"),
+        moved_bytes=setting.counts.layer_linear / setting.layout.tensor * each,
+        memory_bytes_per_s=run.rates.memory_bytes_per_s,
+        memory_efficiency=run.rates.stream_efficiency,
+    )
+    return Part(seconds)
+
+
+def _experts_touched(run: Operation) -> float:
+    """Return the share of the experts that this pass reads, when tokens spread evenly."""
+    model = run.setting.model
+    if not model.is_moe:
+        return 0.0
+    missed: float = (1 - model.num_experts_per_tok / model.num_experts) ** run.work.new_tokens
+    return 1 - missed
+
+
+def output_head(run: Operation) -> Part:
+    """Cost the product with the vocabulary, for the tokens whose logits are needed."""
+    model = run.setting.model
+    parameters = model.vocab_size * model.hidden_size / run.setting.layout.tensor
+    moved = parameters * run.setting.head_element_bytes
+    return run.matmul("Output head", "output_head", parameters, run.work.sampled_tokens, moved)

@@ -1,0 +1,94 @@
+"""What the operators of one forward pass have in common: the work, the rates, the record."""
+
+from dataclasses import dataclass, replace
+
+from planner.cost.columns import Flag, is_column, where
+from planner.cost.compute import matmul_flops
+from planner.cost.equation import Ledger, Line
+from planner.cost.roofline import roofline_seconds
+from planner.specs.base import OperatorClass
+from planner.workload.setting import Rates, Setting
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one forward pass processes, over all sequences of its batch on one replica."""
+
+    group: str
+    sequences: float
+    new_tokens: float
+    token_pairs: float
+    read_layer_tokens: float
+    sampled_tokens: float
+
+
+@dataclass(frozen=True)
+class Part:
+    """The seconds of one operator class, and whether arithmetic bounds it."""
+
+    seconds: float
+    is_compute: Flag = False
+    flops: float = 0.0
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One pass under one setting: every operator is costed and recorded through it."""
+
+    setting: Setting
+    rates: Rates
+    ledger: Ledger
+    work: Pass
+
+    def line(self, name: str, part: str, operator_class: OperatorClass, key: str = "") -> Line:
+        """Return where a term goes, with the factor that published serving gives its part."""
+        group = self.work.group
+        line = self.setting.line(group, name, operator_class, key)
+        return replace(line, factor=line.factor * self.setting.serving_factor(f"{group}_{part}"))
+
+    def matmul(
+        self, name: str, key: str, parameters: float, tokens: float, moved_bytes: float
+    ) -> Part:
+        """Cost products of ``tokens`` tokens with weights that are read once."""
+        flops = self.ledger.term(
+            matmul_flops,
+            self.setting.line(self.work.group, f"{name}: arithmetic", key=f"{key}_flops"),
+            parameters=parameters,
+            num_tokens=tokens,
+        )
+        return self.roofline((name, "linear", key), flops, moved_bytes)
+
+    def roofline(self, names: tuple[str, str, str], flops: float, moved_bytes: float) -> Part:
+        """Cost an operator that computes and moves bytes; ``names`` are title, part and key."""
+        rates = self.rates
+        of_cache = names[1] == "attention"
+        efficiency = rates.kv_efficiency if of_cache else rates.weight_efficiency
+        compute = flops / (rates.peak_flops_per_s * rates.compute_efficiency)
+        memory = moved_bytes / (rates.memory_bytes_per_s * efficiency)
+        is_compute: Flag = compute >= memory
+        seconds = self.ledger.term(
+            roofline_seconds,
+            self._bound_line(names, is_compute),
+            work_flops=flops,
+            peak_flops_per_s=rates.peak_flops_per_s,
+            compute_efficiency=rates.compute_efficiency,
+            moved_bytes=moved_bytes,
+            memory_bytes_per_s=rates.memory_bytes_per_s,
+            memory_efficiency=efficiency,
+        )
+        return Part(seconds, is_compute, flops)
+
+    def _bound_line(self, names: tuple[str, str, str], is_compute: Flag) -> Line:
+        """Return the line of an operator under the host's factor for what bounds it."""
+        name, part, key = names
+        if not is_column(is_compute):
+            return self.line(name, part, "compute" if is_compute else "memory_bandwidth", key)
+        computing = self.line(name, part, "compute", key)
+        reading = self.line(name, part, "memory_bandwidth", key)
+        return replace(reading, factor=where(is_compute, computing.factor, reading.factor))
+
+
+def link_for(setting: Setting, rates: Rates, ranks: float) -> float:
+    """Return the bandwidth between ``ranks`` neighbours: inside a node while they fit into it."""
+    inside = ranks <= setting.cluster.devices_per_node
+    return where(inside, rates.link_bytes_per_s, rates.inter_node_bytes_per_s)
