@@ -53,7 +53,7 @@ def minimum(left: Number, right: Number) -> Number:
     return min(left, right)
 
 
-def largest(values: Iterable[Quantity]) -> Quantity:
+def largest(values: Iterable[Number]) -> Number:
     """Return the largest of several quantities, element by element.
 
     Raises:

@@ -8,7 +8,7 @@ screen, the answer and the tests read one record and nothing is written twice.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, update_wrapper
-from typing import Generic, ParamSpec
+from typing import ClassVar, Generic, ParamSpec, cast
 
 from planner.cost.quantity import Quantity
 from planner.specs.base import OperatorClass
@@ -129,6 +129,8 @@ class Line:
 class Ledger:
     """The record of every term of one estimate, in the order in which they were computed."""
 
+    records: ClassVar[bool] = True
+
     def __init__(self) -> None:
         self.entries: list[Entry] = []
 
@@ -178,3 +180,19 @@ class Ledger:
             )
             for entry in self.entries
         )
+
+
+class Unrecorded(Ledger):
+    """Computes terms and forgets them: for drafts, and for whole columns of strategies.
+
+    What it returns for columns is a column. To the type checker it is a float, which supports
+    the same arithmetic; what must differ stands in ``planner.cost.columns``.
+    """
+
+    records = False
+
+    def term(
+        self, formula: Equation[P], line: Line, /, *args: P.args, **kwargs: P.kwargs
+    ) -> float:
+        """Return the formula's value times the line's calibration factor."""
+        return cast("float", formula(*args, **kwargs) * line.factor)

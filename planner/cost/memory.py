@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from planner.cost.columns import largest
 from planner.specs.estimate import MemoryAnswer
 
 CLASSES = (
@@ -46,7 +47,7 @@ class MemoryUse:
     @property
     def peak_bytes(self) -> float:
         """Return the highest peak of any device."""
-        return self.fullest.peak_bytes
+        return largest(stage.peak_bytes for stage in self.stages)
 
     @property
     def fits(self) -> bool:

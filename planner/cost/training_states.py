@@ -1,5 +1,6 @@
 """Gradients, optimiser states and adapters, and how ZeRO shards them over data parallelism."""
 
+from planner.cost.columns import minimum, where
 from planner.cost.equation import equation
 from planner.cost.quantity import Quantity
 from planner.specs.model import ModelSpec
@@ -35,11 +36,6 @@ def sharded_state_bytes(
     return parameters * bytes_per_element / shards
 
 
-def zero_shards(stage: int, first_sharding_stage: int, data_parallel_size: float) -> float:
-    """Return over how many ranks a state is split: stage 1 states, 2 gradients, 3 weights."""
-    return data_parallel_size if stage >= first_sharding_stage else 1.0
-
-
 @equation(
     "n_lora = L · r · (inputs + outputs)",
     unit="parameters",
@@ -49,6 +45,11 @@ def zero_shards(stage: int, first_sharding_stage: int, data_parallel_size: float
 def lora_parameters(*, num_layers: Quantity, rank: Quantity, widths: Quantity) -> Quantity:
     """Return the trained parameters of low-rank adapters on every linear weight of a layer."""
     return num_layers * rank * widths
+
+
+def zero_shards(stage: int, first_sharding_stage: int, data_parallel_size: float) -> float:
+    """Return over how many ranks a state is split: stage 1 states, 2 gradients, 3 weights."""
+    return where(stage >= first_sharding_stage, data_parallel_size, 1.0)
 
 
 def lora_widths(model: ModelSpec) -> int:
@@ -61,7 +62,7 @@ def lora_widths(model: ModelSpec) -> int:
 
 
 def pipeline_in_flight(
-    schedule: str, stage: int, stages: int, micro_batches: int, chunks: int = 1
+    schedule: str, stage: int, stages: int, micro_batches: float, chunks: float = 1
 ) -> float:
     """Return how many micro-batches a stage holds at its peak; ``chunks`` a stage interleave.
 
@@ -70,6 +71,6 @@ def pipeline_in_flight(
     1 + (p-1)/(p v) times as much.
     """
     if schedule == "gpipe":
-        return float(micro_batches)
-    extra = (stages - 1) / chunks if chunks > 1 else 0.0
-    return float(min(micro_batches, stages - stage + (extra if stage == 0 else 0.0)))
+        return micro_batches
+    extra = where(chunks > 1, (stages - 1) / chunks, 0.0) if stage == 0 else 0.0
+    return minimum(micro_batches, stages - stage + extra)

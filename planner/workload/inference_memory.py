@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from planner.cost.activations import inference_activation_bytes, inference_elements, score_bytes
+from planner.cost.columns import maximum
 from planner.cost.equation import Ledger
 from planner.cost.kv_cache import kv_cache_bytes, layer_tokens
 from planner.cost.memory import MemoryUse, StageMemory
@@ -78,8 +79,8 @@ def stage_weight_bytes(setting: Setting, ledger: Ledger, stage: int) -> float:
         key_value=counts.key_value * portion,
         experts=counts.experts * portion,
         tensor_parallel_size=layout.tensor,
-        kv_share=float(kv_heads_share(model.num_key_value_heads, layout.tensor)),
-        expert_ranks=max(layout.tensor, layout.expert),
+        kv_share=kv_heads_share(model.num_key_value_heads, layout.tensor),
+        expert_ranks=maximum(layout.tensor, layout.expert),
     )
     return ledger.term(
         weight_bytes,

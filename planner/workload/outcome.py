@@ -3,10 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from planner.cost.columns import is_column
 from planner.cost.memory import MemoryUse
 from planner.specs.estimate import Performance
 
 BOUND_NAMES = ("compute", "memory_bandwidth", "communication", "overhead")
+
+
+def performance_of(**figures: float | None) -> Performance:
+    """Return figures as a document; of columns it is a carrier that nothing has checked."""
+    if is_column(*figures.values()):
+        return Performance.model_construct(**figures)  # type: ignore[arg-type]  # columns are no numbers
+    return Performance.model_validate(figures)
 
 
 @dataclass(frozen=True)

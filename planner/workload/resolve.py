@@ -1,5 +1,6 @@
 """From a request to a setting: look names up, fill defaults, refuse what contradicts itself."""
 
+from dataclasses import replace
 from typing import Any
 
 from planner.catalog.devices import get_device
@@ -84,7 +85,7 @@ def resolve(request: EstimateRequest) -> Setting:
         workload=request.workload,
         engine=engine,
         strategy=strategy,
-        layout=layout,
+        layout=_filled_layout(layout, strategy),
         host_calibration=request.host_calibration,
     )
     _warn(setting, request)
@@ -163,6 +164,18 @@ def _layout(request: EstimateRequest, model: ModelSpec) -> Layout:
             "strategy.expert_parallel_size",
         )
     return layout
+
+
+def _filled_layout(layout: Layout, strategy: Strategy) -> Layout:
+    """Return the layout with what the filled strategy says beyond the groups of ranks."""
+    return replace(
+        layout,
+        micro_batch=strategy.micro_batch_size or 1,
+        micro_batches=strategy.gradient_accumulation_steps or 1,
+        chunks=strategy.virtual_pipeline_size or 1,
+        zero_stage=strategy.zero_stage or 0,
+        sequence_parallel=bool(strategy.sequence_parallel),
+    )
 
 
 def _check_divides(model: ModelSpec, tensor: int, pipeline: int) -> None:

@@ -5,6 +5,7 @@ from functools import cached_property
 
 from planner.catalog.engines import Engine, sources
 from planner.catalog.packed import PackedFormat, packed_format
+from planner.cost.columns import where
 from planner.cost.dtypes import element_bytes, unquantised_dtype, weight_bytes_per_element
 from planner.cost.equation import Line, Origin
 from planner.cost.parameters import ParameterCounts
@@ -37,13 +38,22 @@ CONSUMER_FALLBACK: dict[Dtype, tuple[Dtype, ...]] = {
 
 @dataclass(frozen=True)
 class Layout:
-    """How the ranks are laid out; the sizes multiply to the number of devices in use."""
+    """How the work is laid out: groups of ranks, micro-batches, what is split over whom.
+
+    Every field but ``pipeline`` may be a column with one value per strategy of a block; the
+    sizes of data, tensor, pipeline and context multiply to the number of devices in use.
+    """
 
     data: int = 1
     tensor: int = 1
     pipeline: int = 1
     expert: int = 1
     context: int = 1
+    micro_batch: int = 1
+    micro_batches: int = 1
+    chunks: int = 1
+    zero_stage: int = 0
+    sequence_parallel: bool = False
 
     @property
     def devices(self) -> int:
@@ -54,6 +64,11 @@ class Layout:
     def state_ranks(self) -> int:
         """Return the ranks that hold the same weights: they can split the training states."""
         return self.data * self.context
+
+    @property
+    def sequence_ranks(self) -> float:
+        """Return the ranks that split the residual stream between them."""
+        return where(self.sequence_parallel, self.tensor, 1)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from planner.cost.activations import score_bytes
+from planner.cost.columns import any_of, maximum, where
 from planner.cost.communication import (
     all_gather_seconds,
     all_reduce_seconds,
@@ -14,15 +15,14 @@ from planner.cost.compute import attention_flops, matmul_flops
 from planner.cost.dtypes import WIDE, element_bytes
 from planner.cost.equation import Ledger, Line
 from planner.cost.roofline import compute_seconds, memory_seconds, overhead_seconds
-from planner.cost.training_states import STATE_BYTES
+from planner.cost.training_states import STATE_BYTES, zero_shards
 from planner.cost.training_step import exposed_seconds, step_seconds
 from planner.specs.base import OperatorClass
-from planner.specs.estimate import Performance
 from planner.specs.workload import TrainWorkload
 from planner.workload.forward import elementwise_bytes
 from planner.workload.generate import layer_pairs
 from planner.workload.operators import link_for
-from planner.workload.outcome import Outcome
+from planner.workload.outcome import Outcome, performance_of
 from planner.workload.setting import Rates, Setting, rates_of
 from planner.workload.training_memory import (
     ADAPTER_METHODS,
@@ -81,8 +81,8 @@ def train(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outcome:
     memory = training_memory(setting, ledger, workload)
     micro = step.micro_batch()
     exposed, update = step.data_parallel(micro), step.update()
-    count = setting.strategy.gradient_accumulation_steps or 1
-    stages = setting.layout.pipeline
+    layout = setting.layout
+    count, stages, chunks = layout.micro_batches, layout.pipeline, layout.chunks
     seconds = ledger.term(
         step_seconds,
         setting.line(GROUP, "Training step", key="step"),
@@ -91,7 +91,7 @@ def train(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outcome:
         micro_batch_s=micro.total_s,
         exposed_s=exposed,
         update_s=update,
-        chunks=setting.strategy.virtual_pipeline_size or 1,
+        chunks=chunks,
     )
     tokens = workload.global_batch_size * workload.sequence_length
     per_device = micro.model_flops * count / seconds
@@ -107,17 +107,14 @@ def train(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outcome:
         seconds_by_class=by_class,
         phases={GROUP: by_class},
         energy_tokens_per_second=tokens / seconds,
-        performance=Performance(
+        performance=performance_of(
             tokens_per_second=tokens / seconds,
-            tokens_per_second_per_device=tokens / seconds / setting.layout.devices,
+            tokens_per_second_per_device=tokens / seconds / layout.devices,
             step_seconds=seconds,
             samples_per_second=workload.global_batch_size / seconds,
             model_flops_per_second_per_device=per_device,
             mfu=per_device / step.rates.peak_flops_per_s,
-            bubble_ratio=(stages - 1)
-            / (setting.strategy.virtual_pipeline_size or 1)
-            * micro.total_s
-            / seconds,
+            bubble_ratio=(stages - 1) / chunks * micro.total_s / seconds,
             communication_ratio=by_class["communication"] / seconds,
             duration_seconds=workload.tokens / tokens * seconds if workload.tokens else None,
         ),
@@ -130,11 +127,10 @@ class _Step:
     def __init__(self, setting: Setting, workload: TrainWorkload, ledger: Ledger) -> None:
         self.setting, self.workload, self.ledger = setting, workload, ledger
         self.rates: Rates = rates_of(setting)
-        self.micro_sequences = setting.strategy.micro_batch_size or 1
-        self.tokens = self.micro_sequences * workload.sequence_length / setting.layout.context
-        self.micro_batches = setting.strategy.gradient_accumulation_steps or 1
+        layout = setting.layout
+        self.tokens = layout.micro_batch * workload.sequence_length / layout.context
         # One device does its share of a replica's work: 1 / (tensor x pipeline).
-        self.share = setting.layout.tensor * setting.layout.pipeline
+        self.share = layout.tensor * layout.pipeline
 
     def micro_batch(self) -> _MicroBatch:
         """Cost forward and backward of one micro-batch on one device."""
@@ -146,13 +142,13 @@ class _Step:
         again = 1 if recomputation == "selective" else recomputed
         name = "Forward, backward, recomputation"
         compute = self._compute(name, "matmul", matmul * (passes + recomputed))
-        compute += self._compute(
+        compute = compute + self._compute(
             f"Attention: {name.lower()}", "attention", attention * (passes + again)
         )
         work = matmul * (passes + recomputed) + attention * (passes + again)
         window = work / (self.rates.peak_flops_per_s * self.rates.compute_efficiency)
         memory = self._elementwise(FULL_PASSES + recomputed)
-        memory += self._scores(FULL_PASSES + again)
+        memory = memory + self._scores(FULL_PASSES + again)
         overhead = self._overhead(compute + memory)
         return _MicroBatch(
             compute,
@@ -193,10 +189,11 @@ class _Step:
     def _attention_flops(self) -> float:
         """Return the forward FLOP of attention; unfused scores are computed for all pairs."""
         model = self.setting.model
-        pairs = self.micro_sequences * layer_pairs(model, self.workload.sequence_length)
-        pairs /= self.setting.layout.context
+        layout = self.setting.layout
+        pairs = layout.micro_batch * layer_pairs(model, self.workload.sequence_length)
+        pairs = pairs / layout.context
         if self.setting.strategy.attention == "eager" and self.setting.engine.role == "training":
-            pairs *= 2
+            pairs = pairs * 2
         return self.ledger.term(
             attention_flops,
             self.setting.line(GROUP, "Attention: forward", key="attention_flops"),
@@ -208,8 +205,8 @@ class _Step:
 
     def _elementwise(self, passes: int) -> float:
         layout = self.setting.layout
-        ranks = layout.tensor if self.setting.strategy.sequence_parallel else 1
-        moved = elementwise_bytes(self.setting, self.tokens, ranks) / layout.pipeline
+        moved = elementwise_bytes(self.setting, self.tokens, layout.sequence_ranks)
+        moved = moved / layout.pipeline
         logits = self.tokens * self.setting.model.vocab_size / self.share
         return self.ledger.term(
             memory_seconds,
@@ -241,7 +238,7 @@ class _Step:
         return self.ledger.term(
             memory_seconds,
             self._line("Scores through memory", "scores", "memory_bandwidth"),
-            moved_bytes=SCORE_TRIPS * float(written) * layers * passes,
+            moved_bytes=SCORE_TRIPS * written * layers * passes,
             memory_bytes_per_s=self.rates.memory_bytes_per_s,
             memory_efficiency=self.rates.stream_efficiency,
         )
@@ -266,7 +263,7 @@ class _Step:
             passes=ISSUE_PASSES,
         )
         runs_ahead = engine.role == "runner" and self.setting.device.kind != "cpu"
-        return max(0.0, issue - work_s) if runs_ahead else issue
+        return maximum(0.0, issue - work_s) if runs_ahead else issue
 
     def _tensor_parallel(self) -> float:
         setting, layout = self.setting, self.setting.layout
@@ -280,10 +277,10 @@ class _Step:
             latency_s=self.rates.latency_s,
             count=REDUCES_PER_LAYER * setting.model.num_hidden_layers / layout.pipeline,
         )
-        if layout.expert > 1:
-            seconds += self._expert_exchange(payload)
+        if any_of(layout.expert > 1):
+            seconds = seconds + self._expert_exchange(payload)
         if layout.pipeline > 1:
-            seconds += self.ledger.term(
+            seconds = seconds + self.ledger.term(
                 point_to_point_seconds,
                 self._line("Pipeline hand-over", "pipeline", "communication"),
                 payload_bytes=payload,
@@ -325,30 +322,31 @@ class _Step:
             link_bytes_per_s=link,
             latency_s=self.rates.latency_s,
         )
-        if setting.strategy.zero_stage == FULL_SHARDING:
-            whole += self.ledger.term(
+        gathered = layout.zero_stage >= FULL_SHARDING
+        if any_of(gathered):
+            whole = whole + self.ledger.term(
                 all_gather_seconds,
                 setting.line(GROUP, "Gathering weight shards", "communication"),
                 payload_bytes=setting.counts.total / self.share * setting.weight_element_bytes,
-                ranks=layout.state_ranks,
+                ranks=where(gathered, layout.state_ranks, 1),
                 link_bytes_per_s=link,
                 latency_s=self.rates.latency_s,
-                count=GATHERS * self.micro_batches,
+                count=GATHERS * layout.micro_batches,
             )
-        if not whole:
+        if not any_of(whole > 0):
             return 0.0
         return self.ledger.term(
             exposed_seconds,
             self._line("Exchange that work does not hide", "exchange", "communication"),
             links_s=whole,
-            window_s=OVERLAP * BACKWARD_SHARE * micro.window_s * self.micro_batches,
+            window_s=OVERLAP * BACKWARD_SHARE * micro.window_s * layout.micro_batches,
             tax_ratio=PROCESSOR_TAX,
         )
 
     def update(self) -> float:
         """Cost the optimiser's reading and writing of weights, gradients and states."""
         setting = self.setting
-        shards = setting.layout.state_ranks if setting.strategy.zero_stage else 1
+        shards = zero_shards(setting.layout.zero_stage, 1, setting.layout.state_ranks)
         parameters = self._trained_per_device() / shards
         gradient = element_bytes(setting.strategy.gradient_dtype or "bf16")
         states = STATE_BYTES[optimizer_of(self.workload)]
@@ -373,14 +371,14 @@ class _Step:
             payload_bytes=parameters * (gradient + setting.plain_element_bytes),
             link_bytes_per_s=setting.host_link_bytes_per_s,
         )
-        seconds += self.ledger.term(
+        seconds = seconds + self.ledger.term(
             transfer_seconds,
             setting.line(GROUP, "Update in host memory", "memory_bandwidth", "update"),
             payload_bytes=parameters * each,
             link_bytes_per_s=HOST_MEMORY_BYTES_PER_S,
         )
         if setting.offload.optimizer == "nvme":
-            seconds += self.ledger.term(
+            seconds = seconds + self.ledger.term(
                 transfer_seconds,
                 setting.line(GROUP, "States from and to disk", "memory_bandwidth", "disk"),
                 payload_bytes=parameters * each,

@@ -1,5 +1,6 @@
 """What training holds on each device: weights, gradients, optimiser states, activations, loss."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -14,8 +15,9 @@ from planner.cost.activations import (
     loss_bytes,
     score_bytes,
 )
+from planner.cost.columns import where
 from planner.cost.dtypes import SIXTEEN_BIT, WIDE, element_bytes
-from planner.cost.equation import Ledger
+from planner.cost.equation import Ledger, Unrecorded
 from planner.cost.memory import MemoryUse, StageMemory
 from planner.cost.training_states import (
     STATE_BYTES,
@@ -25,7 +27,7 @@ from planner.cost.training_states import (
     sharded_state_bytes,
     zero_shards,
 )
-from planner.cost.weights import stage_layers
+from planner.cost.weights import alike_stages, stage_layers
 from planner.errors import NotCoveredError
 from planner.specs.workload import TrainWorkload
 from planner.workload.inference_memory import stage_weight_bytes, usable_bytes
@@ -72,28 +74,37 @@ def trained_parameters(setting: Setting, workload: TrainWorkload) -> float:
 
 
 def training_memory(setting: Setting, ledger: Ledger, workload: TrainWorkload) -> MemoryUse:
-    """Return what every pipeline stage holds; the fullest stage is the one in the ledger."""
-    stages = setting.layout.pipeline
-    drafts = [_Stage(setting, Ledger(), workload, index).memory() for index in range(stages)]
-    fullest = max(range(stages), key=lambda index: drafts[index].peak_bytes)
-    drafts[fullest] = _Stage(setting, ledger, workload, fullest).memory()
-    away = 0.0
-    if setting.offload.optimizer != "none":
-        per_rank = sum(
-            _Stage(setting, Ledger(), workload, index).optimizer_states()
-            for index in range(stages)
-        )
-        ranks = setting.layout.tensor * (
-            setting.layout.state_ranks if setting.strategy.zero_stage else 1
-        )
-        away = per_rank * ranks
+    """Return what every pipeline stage holds; the fullest stage is the one in the ledger.
+
+    Of columns only the stages that can be the fullest are costed: of those that hold the same
+    layers, the first has the most micro-batches in flight.
+    """
+    alike = alike_stages(setting.model.num_hidden_layers, setting.layout.pipeline)
+    costed = range(len(alike)) if ledger.records else sorted(set(alike))
+    stages = [_Stage(setting, Unrecorded(), workload, index).memory() for index in costed]
+    if ledger.records:
+        fullest = max(costed, key=lambda index: stages[index].peak_bytes)
+        stages[fullest] = _Stage(setting, ledger, workload, fullest).memory()
+    away = _offloaded_bytes(setting, workload, alike)
     return MemoryUse(
-        stages=tuple(drafts),
+        stages=tuple(stages),
         capacity_bytes=setting.device.memory_bytes,
         usable_bytes=usable_bytes(setting),
         host_bytes=away if setting.offload.optimizer == "cpu" else 0.0,
         disk_bytes=away if setting.offload.optimizer == "nvme" else 0.0,
     )
+
+
+def _offloaded_bytes(setting: Setting, workload: TrainWorkload, alike: Sequence[int]) -> float:
+    """Return the bytes of the optimiser states that live off the devices, over one replica."""
+    if setting.offload.optimizer == "none":
+        return 0.0
+    per_rank = sum(
+        alike.count(index) * _Stage(setting, Unrecorded(), workload, index).optimizer_states()
+        for index in sorted(set(alike))
+    )
+    layout = setting.layout
+    return per_rank * layout.tensor * zero_shards(layout.zero_stage, 1, layout.state_ranks)
 
 
 class _Stage:
@@ -104,7 +115,6 @@ class _Stage:
     ) -> None:
         self.setting, self.ledger, self.workload, self.index = setting, ledger, workload, index
         self.layers = stage_layers(setting.model.num_hidden_layers, setting.layout.pipeline)[index]
-        self.stage = setting.strategy.zero_stage or 0
 
     def memory(self) -> StageMemory:
         """Return the stage's bytes by tensor class."""
@@ -132,7 +142,8 @@ class _Stage:
         return engine.runtime_overhead_bytes if fitted is None else fitted
 
     def _shards(self, first_sharding_stage: int) -> float:
-        return zero_shards(self.stage, first_sharding_stage, self.setting.layout.state_ranks)
+        layout = self.setting.layout
+        return zero_shards(layout.zero_stage, first_sharding_stage, layout.state_ranks)
 
     def weights(self) -> float:
         """Return the stored weights, split over data ranks from ZeRO stage 3 on."""
@@ -148,9 +159,7 @@ class _Stage:
     def gathered_weights(self, sharded: float) -> float:
         """Return the two layers that ZeRO-3 holds unsharded while it computes one of them."""
         shards = self._shards(3)
-        if shards <= 1:
-            return 0.0
-        return 2 * sharded * shards / max(1, self.layers)
+        return where(shards > 1, 2 * sharded * shards / max(1, self.layers), 0.0)
 
     def autocast_copies(self) -> float:
         """Return the 16-bit copies of the weights that autocast makes for its products."""
@@ -173,8 +182,7 @@ class _Stage:
         if self.workload.method in ADAPTER_METHODS:
             whole = trained_parameters(setting, self.workload)
             return whole * portion / setting.layout.tensor
-        scratch = Ledger()
-        stored = stage_weight_bytes(setting, scratch, self.index)
+        stored = stage_weight_bytes(setting, Unrecorded(), self.index)
         return stored / setting.weight_element_bytes
 
     def adapters(self) -> float:
@@ -218,29 +226,25 @@ class _Stage:
     def activations(self) -> float:
         """Return what the backward pass needs of the micro-batches in flight, and the loss."""
         setting, strategy = self.setting, self.setting.strategy
-        sequences = strategy.micro_batch_size or 1
-        tokens = sequences * self.workload.sequence_length / setting.layout.context
+        layout = setting.layout
+        tokens = layout.micro_batch * self.workload.sequence_length / layout.context
         in_flight = pipeline_in_flight(
             strategy.pipeline_schedule or "1f1b",
             self.index,
-            setting.layout.pipeline,
-            strategy.gradient_accumulation_steps or 1,
-            strategy.virtual_pipeline_size or 1,
+            layout.pipeline,
+            layout.micro_batches,
+            layout.chunks,
         )
         each = self._token_bytes()
         scores = self._scores(tokens)
         if strategy.activation_recomputation == "full":
-            checkpoint = setting.model.hidden_size * self._hidden_bytes() / self._sequence_ranks
+            checkpoint = setting.model.hidden_size * self._hidden_bytes() / layout.sequence_ranks
             kept = self._kept(tokens, checkpoint, in_flight)
             return kept + tokens * each + scores + self._loss(tokens)
         kept = self._kept(tokens, each, in_flight)
         if strategy.activation_recomputation == "selective":
             return kept + scores + self._loss(tokens)
         return kept + scores * self.layers * in_flight + self._loss(tokens)
-
-    @property
-    def _sequence_ranks(self) -> int:
-        return self.setting.layout.tensor if self.setting.strategy.sequence_parallel else 1
 
     @property
     def _kept_ratio(self) -> float:
@@ -259,7 +263,7 @@ class _Stage:
             kept_token_bytes,
             replace(setting.line(GROUP, "Kept per token and layer"), factor=self._kept_ratio),
             hidden_width=tensors * model.hidden_size,
-            sequence_ranks=self._sequence_ranks,
+            sequence_ranks=setting.layout.sequence_ranks,
             hidden_bytes_per_element=self._hidden_bytes(),
             inner_width=attention + feed_forward_width(model),
             tensor_parallel_size=setting.layout.tensor,
