@@ -4,8 +4,11 @@ Counted in elements per token and layer, so that any dtype, dense or gated feed-
 heads and any degree of tensor and sequence parallelism share one formula.
 """
 
+from collections.abc import Callable
+
 from planner.cost.equation import equation
 from planner.cost.quantity import Quantity
+from planner.specs.layers import AttentionLayers, LatentLayers, LayerGroup, RecurrentLayers
 from planner.specs.model import ModelSpec
 
 KORTHIKANTI = "Korthikanti et al. 2022, arXiv:2205.05198, section 4, by element instead of byte"
@@ -146,14 +149,40 @@ def inference_activation_bytes(
     return num_tokens * elements * bytes_per_element + logits
 
 
-def attention_width(model: ModelSpec) -> int:
-    """Return the elements per token of queries, keys, values and the attention's output."""
-    return 2 * (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
+def attention_width(model: ModelSpec) -> float:
+    """Return the elements per token of queries, keys, values and the attention's output.
+
+    Layers of different kinds count with their mean.
+    """
+    return _mean_width(model, _group_width)
 
 
-def eager_attention_width(model: ModelSpec) -> int:
+def eager_attention_width(model: ModelSpec) -> float:
     """Return the same for eager kernels: repeated KV heads, and the output twice."""
-    return 5 * model.num_attention_heads * model.head_dim
+    return _mean_width(model, _eager_group_width)
+
+
+def _mean_width(model: ModelSpec, width: Callable[[ModelSpec, LayerGroup], int]) -> float:
+    groups = model.layers_by_attention
+    widths = sum(group.count * width(model, group) for group in groups)
+    return widths / model.num_hidden_layers
+
+
+def _group_width(model: ModelSpec, group: LayerGroup) -> int:
+    """Return the widths of one layer's projections, both ends of the mixing together."""
+    if isinstance(group, AttentionLayers):
+        return (group.heads + group.kv_heads) * (group.key_dim + group.value_dim)
+    if isinstance(group, LatentLayers):
+        return 2 * group.heads * (group.key_dim + group.value_dim) + group.latent_dim
+    if isinstance(group, RecurrentLayers):
+        return group.linear_parameters // model.hidden_size
+    return 0
+
+
+def _eager_group_width(model: ModelSpec, group: LayerGroup) -> int:
+    if isinstance(group, AttentionLayers):
+        return 2 * group.heads * (group.key_dim + group.value_dim) + group.heads * group.value_dim
+    return _group_width(model, group)
 
 
 def feed_forward_width(model: ModelSpec) -> int:
@@ -164,12 +193,13 @@ def feed_forward_width(model: ModelSpec) -> int:
 
 def inference_elements(model: ModelSpec, tensor_parallel_size: float) -> float:
     """Return the elements per token that are alive at once while one layer runs forward."""
-    wide = attention_width(model) + INFERENCE_FFN_TENSORS * widest_feed_forward(model)
+    widest = max(_group_width(model, group) for group in model.layers_by_attention)
+    wide = widest + INFERENCE_FFN_TENSORS * widest_feed_forward(model)
     return INFERENCE_HIDDEN_TENSORS * model.hidden_size + wide / tensor_parallel_size
 
 
 def widest_feed_forward(model: ModelSpec) -> int:
     """Return the feed-forward columns that one token touches in the widest layer."""
-    visited = model.num_experts_per_tok + model.num_shared_experts
-    sparse = model.moe_intermediate_size * visited
-    return max(model.intermediate_size if not model.is_moe else 0, sparse)
+    routed = model.moe_intermediate_size * model.num_experts_per_tok
+    dense = model.intermediate_size if model.num_feed_forward_layers else 0
+    return max(dense, routed + model.shared_intermediate_size)

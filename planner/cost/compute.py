@@ -1,8 +1,18 @@
 """How much arithmetic the work takes, in FLOP (one multiply-add is two)."""
 
-from planner.cost.columns import minimum
-from planner.cost.equation import equation
+from planner.cost.columns import floor, minimum
+from planner.cost.equation import Equation, Ledger, Line, equation
+from planner.cost.kv_cache import cached_tokens, mean_dim
+from planner.cost.layers import PerGroup
 from planner.cost.quantity import Quantity
+from planner.specs.layers import (
+    AttentionLayers,
+    IndexLayers,
+    LatentLayers,
+    LayerGroup,
+    RecurrentLayers,
+)
+from planner.specs.model import ModelSpec
 
 FLOP_SOURCE = "Kaplan et al. 2020, arXiv:2001.08361, section 2.1"
 
@@ -31,6 +41,106 @@ def attention_flops(
     return 4 * num_heads * head_dim * num_layers * token_pairs
 
 
+@equation(
+    "F_a = 2 · a · (2 · r + d_rope) · L · pairs",
+    unit="FLOP",
+    symbols={
+        "num_heads": "a",
+        "kv_lora_rank": "r",
+        "rope_dim": "d_rope",
+        "num_layers": "L",
+        "token_pairs": "pairs",
+    },
+    source="DeepSeek-V2, arXiv:2405.04434, section 2.1.2: decompression absorbed by the queries",
+)
+def absorbed_attention_flops(
+    *,
+    num_heads: Quantity,
+    kv_lora_rank: Quantity,
+    rope_dim: Quantity,
+    num_layers: Quantity,
+    token_pairs: Quantity,
+) -> Quantity:
+    """Return the FLOP of attending to cached latents without decompressing them."""
+    return 2 * num_heads * (2 * kv_lora_rank + rope_dim) * num_layers * token_pairs
+
+
+@equation(
+    "F_i = 2 · a_i · d_i · L · pairs",
+    unit="FLOP",
+    symbols={"num_heads": "a_i", "head_dim": "d_i", "num_layers": "L", "token_pairs": "pairs"},
+    source="DeepSeek-V3.2, arXiv:2512.02556, section 2.1",
+)
+def index_flops(
+    *, num_heads: Quantity, head_dim: Quantity, num_layers: Quantity, token_pairs: Quantity
+) -> Quantity:
+    """Return the FLOP of scoring every cached token once with the indexer's heads."""
+    return 2 * num_heads * head_dim * num_layers * token_pairs
+
+
+@equation(
+    "F_r = 6 · S · L · T",
+    unit="FLOP",
+    symbols={"state_elements": "S", "num_layers": "L", "num_tokens": "T"},
+    source="decay, update and read-out: three multiply-adds an element of the state",
+)
+def recurrent_flops(
+    *, state_elements: Quantity, num_layers: Quantity, num_tokens: Quantity
+) -> Quantity:
+    """Return the FLOP of passing tokens through the states of recurrent layers."""
+    return 6 * state_elements * num_layers * num_tokens
+
+
+def attention_work(
+    model: ModelSpec,
+    pairs: PerGroup,
+    ranks: Quantity,
+    record: tuple[Ledger, Line],
+    *,
+    absorbed: bool = False,
+) -> float:
+    """Return the FLOP of attention and of recurrent states on one of ``ranks`` ranks.
+
+    ``pairs`` counts (query, key) pairs, or the tokens of recurrent layers. Each group is one
+    term. ``absorbed`` passes attend to latents as they are cached.
+    """
+    ledger, line = record
+    total = 0.0
+    for group, counted in zip(model.layers_by_attention, pairs.values, strict=True):
+        found = _formula_of(group, ranks, absorbed=absorbed)
+        if found is None:
+            continue
+        formula, name, values = found
+        values |= {"num_layers": group.count, name: counted / group.count}
+        total = total + ledger.term(formula, line, **values)
+    return total
+
+
+def _formula_of(
+    group: LayerGroup, ranks: Quantity, *, absorbed: bool
+) -> tuple[Equation[...], str, dict[str, Quantity]] | None:
+    """Return a group's formula, the name of what it counts, and its shape on one rank."""
+    if isinstance(group, LatentLayers) and absorbed:
+        shape: dict[str, Quantity] = {
+            "num_heads": group.heads / ranks,
+            "kv_lora_rank": group.kv_lora_rank,
+            "rope_dim": group.qk_rope_head_dim,
+        }
+        return absorbed_attention_flops, "token_pairs", shape
+    if isinstance(group, AttentionLayers | LatentLayers):
+        return (
+            attention_flops,
+            "token_pairs",
+            {"num_heads": group.heads / ranks, "head_dim": mean_dim(group)},
+        )
+    if isinstance(group, IndexLayers):
+        shape = {"num_heads": group.num_heads, "head_dim": group.head_dim}
+        return index_flops, "token_pairs", shape
+    if isinstance(group, RecurrentLayers):
+        return recurrent_flops, "num_tokens", {"state_elements": group.state_elements / ranks}
+    return None
+
+
 def causal_pairs(sequence: Quantity, window: int | None = None) -> Quantity:
     """Return how many (query, key) pairs a causal pass over a sequence has.
 
@@ -38,3 +148,43 @@ def causal_pairs(sequence: Quantity, window: int | None = None) -> Quantity:
     """
     reach = sequence if window is None else minimum(sequence, float(window))
     return reach * (reach + 1) / 2 + (sequence - reach) * reach
+
+
+def chunked_pairs(sequence: Quantity, chunk: int) -> Quantity:
+    """Return the pairs when each query sees only the keys of its own chunk."""
+    whole = floor(sequence / chunk)
+    rest = sequence - whole * chunk
+    return whole * causal_pairs(float(chunk)) + causal_pairs(rest)
+
+
+def group_pairs(group: LayerGroup, sequence: Quantity) -> Quantity:
+    """Return the pairs of a causal pass in one layer, or its tokens where it is recurrent."""
+    if isinstance(group, AttentionLayers):
+        if group.kind == "chunked" and group.window:
+            return chunked_pairs(sequence, group.window)
+        return causal_pairs(sequence, group.window)
+    if isinstance(group, LatentLayers):
+        return causal_pairs(sequence, group.top_k)
+    if isinstance(group, IndexLayers):
+        return causal_pairs(sequence)
+    return sequence if isinstance(group, RecurrentLayers) else sequence * 0.0
+
+
+def layer_pairs(model: ModelSpec, sequence: Quantity) -> PerGroup:
+    """Return the (query, key) pairs of a causal pass over one sequence, over each group."""
+    return PerGroup.of(model, lambda group: group_pairs(group, sequence))
+
+
+def read_pairs(model: ModelSpec, context: Quantity) -> PerGroup:
+    """Return the pairs of one new token with a cached context, over each group's layers."""
+    return PerGroup.of(model, lambda group: _new_token_pairs(group, context))
+
+
+def _new_token_pairs(group: LayerGroup, context: Quantity) -> Quantity:
+    if isinstance(group, AttentionLayers):
+        return cached_tokens(context, group.window, paged=False)
+    if isinstance(group, LatentLayers):
+        return cached_tokens(context, group.top_k, paged=False)
+    if isinstance(group, IndexLayers):
+        return context
+    return context * 0 + (1.0 if isinstance(group, RecurrentLayers) else 0.0)

@@ -1,15 +1,29 @@
-"""The KV cache: keys and values of every cached token, on one device.
+"""The cache of one device: keys and values, latents or states of every running sequence.
 
-Sliding-window layers keep at most their window. Pages round each sequence up. More ranks than KV
-heads replicate heads instead of splitting them. A shared prefix is kept once.
+Sliding and chunked layers keep at most their window; pages round each sequence up. More ranks
+than KV heads replicate heads instead of splitting them; a latent has no heads to split, so every
+rank keeps it whole; a recurrent state has one size however long the sequence is. A shared prefix
+is kept once.
 """
 
 from planner.cost.columns import maximum, minimum, round_up
-from planner.cost.equation import equation
+from planner.cost.equation import Equation, Ledger, Line, equation
+from planner.cost.layers import PerGroup
 from planner.cost.quantity import Quantity
+from planner.specs.layers import (
+    AttentionLayers,
+    IndexLayers,
+    LatentLayers,
+    LayerGroup,
+    RecurrentLayers,
+)
 from planner.specs.model import ModelSpec
 
 BLOCK_TOKENS = 16
+STATE_BYTES_PER_ELEMENT = 4
+CONV_BYTES_PER_ELEMENT = 2
+# Indexers cache fp8 keys with one 32-bit scale each.
+INDEX_SCALE_BYTES = 4
 
 
 @equation(
@@ -36,10 +50,83 @@ def kv_cache_bytes(
 ) -> Quantity:
     """Return the KV-cache bytes that one rank holds for ``num_tokens`` tokens of some layers.
 
-    Shapes: K and V, each [num_layers, num_tokens, kv_heads_per_rank, head_dim].
+    Shapes: K and V, each [num_layers, num_tokens, kv_heads_per_rank, head_dim], where
+    ``head_dim`` is the mean of the two when values are narrower than keys.
     """
     heads = maximum(num_kv_heads / tensor_parallel_size, 1.0)
     return 2 * heads * head_dim * kv_bytes_per_element * num_layers * num_tokens
+
+
+@equation(
+    "C = (r + d_rope) · B · L · T",
+    unit="B",
+    symbols={
+        "kv_lora_rank": "r",
+        "rope_dim": "d_rope",
+        "kv_bytes_per_element": "B",
+        "num_layers": "L",
+        "num_tokens": "T",
+    },
+    source="DeepSeek-V2, arXiv:2405.04434, section 2.1",
+)
+def latent_cache_bytes(
+    *,
+    kv_lora_rank: Quantity,
+    rope_dim: Quantity,
+    kv_bytes_per_element: Quantity,
+    num_layers: Quantity,
+    num_tokens: Quantity,
+) -> Quantity:
+    """Return the bytes of the latents and rotary keys: whole on each rank of tensor parallelism.
+
+    Shape: [num_layers, num_tokens, kv_lora_rank + rope_dim].
+    """
+    return (kv_lora_rank + rope_dim) * kv_bytes_per_element * num_layers * num_tokens
+
+
+@equation(
+    "C = (d + B_scale) · L · T",
+    unit="B",
+    symbols={
+        "head_dim": "d",
+        "scale_bytes": "B_scale",
+        "num_layers": "L",
+        "num_tokens": "T",
+    },
+    source="DeepSeek-V3.2, arXiv:2512.02556, section 2.1: one 8-bit index key a token",
+)
+def index_cache_bytes(
+    *, head_dim: Quantity, scale_bytes: Quantity, num_layers: Quantity, num_tokens: Quantity
+) -> Quantity:
+    """Return the bytes of the index keys, in 8 bits and with one scale each, on every rank."""
+    return (head_dim + scale_bytes) * num_layers * num_tokens
+
+
+@equation(
+    "C = (S · 4 + s_conv · B) / t · L · b",
+    unit="B",
+    symbols={
+        "state_elements": "S",
+        "conv_elements": "s_conv",
+        "conv_bytes_per_element": "B",
+        "tensor_parallel_size": "t",
+        "num_layers": "L",
+        "num_sequences": "b",
+    },
+    source="Dao and Gu 2024 (Mamba-2), arXiv:2405.21060: a state of constant size a sequence",
+)
+def state_bytes(
+    *,
+    state_elements: Quantity,
+    conv_elements: Quantity,
+    conv_bytes_per_element: Quantity,
+    tensor_parallel_size: Quantity,
+    num_layers: Quantity,
+    num_sequences: Quantity,
+) -> Quantity:
+    """Return the bytes of the 32-bit recurrent states and the convolutions' last inputs."""
+    each = state_elements * STATE_BYTES_PER_ELEMENT + conv_elements * conv_bytes_per_element
+    return each / tensor_parallel_size * num_layers * num_sequences
 
 
 def cached_tokens(sequence: Quantity, window: int | None, *, paged: bool) -> Quantity:
@@ -48,9 +135,101 @@ def cached_tokens(sequence: Quantity, window: int | None, *, paged: bool) -> Qua
     return round_up(kept, BLOCK_TOKENS) if paged else kept
 
 
-def layer_tokens(model: ModelSpec, sequence: Quantity, *, paged: bool) -> Quantity:
-    """Return the tokens kept by all layers of one sequence, summed over the layers."""
-    total: Quantity = 0.0
-    for group in model.layers_by_attention:
-        total = total + group.count * cached_tokens(sequence, group.window, paged=paged)
+def group_tokens(group: LayerGroup, sequence: Quantity, *, paged: bool) -> Quantity:
+    """Return what one layer keeps of a sequence: tokens, or one state where it is recurrent."""
+    if isinstance(group, RecurrentLayers):
+        return sequence * 0 + 1.0
+    if isinstance(group, AttentionLayers):
+        if group.reuses_cache:
+            return sequence * 0.0
+        return cached_tokens(sequence, group.window, paged=paged)
+    if isinstance(group, LatentLayers | IndexLayers):
+        return cached_tokens(sequence, None, paged=paged)
+    return sequence * 0.0
+
+
+def layer_tokens(model: ModelSpec, sequence: Quantity, *, paged: bool) -> PerGroup:
+    """Return what each group's layers keep of one sequence, summed over the layers."""
+    return PerGroup.of(model, lambda group: group_tokens(group, sequence, paged=paged))
+
+
+def read_tokens(model: ModelSpec, sequence: Quantity) -> PerGroup:
+    """Return what one decode step reads of one sequence, summed over the layers of each group.
+
+    An index narrows attention to its choice; a layer without a cache of its own reads another's;
+    a recurrent state is read and written back.
+    """
+    return PerGroup.of(model, lambda group: _group_reads(group, sequence))
+
+
+def _group_reads(group: LayerGroup, sequence: Quantity) -> Quantity:
+    if isinstance(group, LatentLayers):
+        return cached_tokens(sequence, group.top_k, paged=False)
+    if isinstance(group, AttentionLayers):
+        return cached_tokens(sequence, group.window, paged=False)
+    if isinstance(group, RecurrentLayers):
+        return sequence * 0 + 2.0
+    return group_tokens(group, sequence, paged=False)
+
+
+def mean_dim(group: AttentionLayers | LatentLayers) -> float:
+    """Return the mean width of a key and a value: one width for both in most models."""
+    return (group.key_dim + group.value_dim) / 2
+
+
+def cache_bytes(
+    model: ModelSpec,
+    tokens: PerGroup,
+    tensor_parallel_size: Quantity,
+    kv_bytes_per_element: Quantity,
+    record: tuple[Ledger, Line],
+    share: Quantity = 1.0,
+) -> float:
+    """Return the cache bytes on one rank for what each group's layers keep or read.
+
+    ``share`` is the part of the layers that the rank's pipeline stage holds. Each group is one
+    term in the ledger of ``record``.
+    """
+    ledger, line = record
+    total = 0.0
+    for group, kept in zip(model.layers_by_attention, tokens.values, strict=True):
+        found = _formula_of(group, tensor_parallel_size, kv_bytes_per_element)
+        if found is None:
+            continue
+        formula, counted, values = found
+        values |= {"num_layers": group.count * share, counted: kept / group.count}
+        total = total + ledger.term(formula, line, **values)
     return total
+
+
+def _formula_of(
+    group: LayerGroup, ranks: Quantity, element_bytes: Quantity
+) -> tuple[Equation[...], str, dict[str, Quantity]] | None:
+    """Return a group's formula, the name of what it counts, and its shape; none without cache."""
+    if isinstance(group, AttentionLayers):
+        shape: dict[str, Quantity] = {
+            "num_kv_heads": group.kv_heads,
+            "tensor_parallel_size": ranks,
+            "head_dim": mean_dim(group),
+            "kv_bytes_per_element": element_bytes,
+        }
+        return kv_cache_bytes, "num_tokens", shape
+    if isinstance(group, LatentLayers):
+        shape = {
+            "kv_lora_rank": group.kv_lora_rank,
+            "rope_dim": group.qk_rope_head_dim,
+            "kv_bytes_per_element": element_bytes,
+        }
+        return latent_cache_bytes, "num_tokens", shape
+    if isinstance(group, IndexLayers):
+        shape = {"head_dim": group.head_dim, "scale_bytes": INDEX_SCALE_BYTES}
+        return index_cache_bytes, "num_tokens", shape
+    if isinstance(group, RecurrentLayers):
+        shape = {
+            "state_elements": group.state_elements,
+            "conv_elements": group.conv_elements,
+            "conv_bytes_per_element": CONV_BYTES_PER_ELEMENT,
+            "tensor_parallel_size": ranks,
+        }
+        return state_bytes, "num_sequences", shape
+    return None

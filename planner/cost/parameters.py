@@ -1,41 +1,19 @@
 """How many parameters a model has, by the part that decides how they are split and quantised.
 
 Counts are exact: they equal the number of elements in the published checkpoint. Tied embeddings
-count once, routers and biases count, rotary tables do not.
+count once, routers and biases count, rotary tables do not. Layers for multi-token prediction are
+left out: engines load them for speculation alone.
 """
 
 from dataclasses import dataclass
 
 from planner.cost.equation import equation
+from planner.cost.mixers import MixerCounts, count_mixers
 from planner.cost.quantity import Quantity
 from planner.specs.model import ModelSpec
 
 GATED_MATRICES = 3
 PLAIN_MATRICES = 2
-
-
-@equation(
-    "n_qo = 2 · h · a · d",
-    unit="parameters",
-    symbols={"hidden_size": "h", "num_heads": "a", "head_dim": "d"},
-)
-def query_output_parameters(
-    *, hidden_size: Quantity, num_heads: Quantity, head_dim: Quantity
-) -> Quantity:
-    """Return the parameters of the query and output projections of one layer."""
-    return 2 * hidden_size * num_heads * head_dim
-
-
-@equation(
-    "n_kv = 2 · h · k · d",
-    unit="parameters",
-    symbols={"hidden_size": "h", "num_kv_heads": "k", "head_dim": "d"},
-)
-def key_value_parameters(
-    *, hidden_size: Quantity, num_kv_heads: Quantity, head_dim: Quantity
-) -> Quantity:
-    """Return the parameters of the key and value projections of one layer."""
-    return 2 * hidden_size * num_kv_heads * head_dim
 
 
 @equation(
@@ -54,9 +32,10 @@ def feed_forward_parameters(
 class ParameterCounts:
     """Where the parameters are.
 
-    ``query_output``, ``key_value``, ``feed_forward``, ``experts`` are the linear weights of all
-    layers; ``small`` are the norms, biases and routers; ``embedding`` and ``head`` lie outside
-    the layers.
+    ``query_output``, ``key_value``, ``replicated``, ``feed_forward``, ``experts`` are the linear
+    weights of all layers; ``replicated`` ones are whole on every rank of tensor parallelism and
+    ``feed_forward`` includes experts that every token visits. ``small`` are the norms, biases and
+    routers; ``embedding`` and ``head`` lie outside the layers.
     """
 
     query_output: int
@@ -67,11 +46,17 @@ class ParameterCounts:
     small: int
     embedding: int
     head: int
+    replicated: int = 0
+
+    @property
+    def attention(self) -> int:
+        """Return the linear weights that look at other tokens."""
+        return self.query_output + self.key_value + self.replicated
 
     @property
     def layer_linear(self) -> int:
         """Return the linear weights inside the layers: what quantisation makes smaller."""
-        return self.query_output + self.key_value + self.feed_forward + self.experts
+        return self.attention + self.feed_forward + self.experts
 
     @property
     def total(self) -> int:
@@ -96,60 +81,59 @@ def count_parameters(model: ModelSpec) -> ParameterCounts:
     >>> count_parameters(get_model("meta-llama/Llama-3.1-8B")).total
     8030261248
     """
-    hidden, layers = model.hidden_size, model.num_hidden_layers
-    dense_layers = model.num_dense_layers if model.is_moe else layers
-    moe_layers = layers - dense_layers
-    matrices = feed_forward_matrices(model)
-    expert = int(
-        feed_forward_parameters(
-            matrices=matrices,
-            hidden_size=hidden,
-            intermediate_size=model.moe_intermediate_size,
-        )
-    )
-    shared = model.num_shared_experts
-    heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
-    tied = model.tie_word_embeddings
+    mixers = count_mixers(model)
+    hidden, moe_layers = model.hidden_size, model.num_moe_layers
+    expert = _block(model, model.expert_hidden_size or hidden, model.moe_intermediate_size)
+    dense = model.num_feed_forward_layers * _block(model, hidden, model.intermediate_size)
+    shared = moe_layers * _block(model, hidden, model.shared_intermediate_size)
     return ParameterCounts(
-        query_output=layers
-        * int(
-            query_output_parameters(hidden_size=hidden, num_heads=heads, head_dim=model.head_dim)
-        ),
-        key_value=layers
-        * int(
-            key_value_parameters(
-                hidden_size=hidden, num_kv_heads=kv_heads, head_dim=model.head_dim
-            )
-        ),
-        feed_forward=dense_layers
-        * int(
-            feed_forward_parameters(
-                matrices=matrices,
-                hidden_size=hidden,
-                intermediate_size=model.intermediate_size,
-            )
-        ),
-        experts=moe_layers * (model.num_experts + shared) * expert,
-        experts_active=moe_layers * (model.num_experts_per_tok + shared) * expert,
-        small=_small_parameters(model, dense_layers, moe_layers),
+        query_output=mixers.split,
+        key_value=mixers.key_value,
+        replicated=mixers.replicated + moe_layers * 2 * hidden * model.expert_hidden_size,
+        feed_forward=dense + shared,
+        experts=moe_layers * model.num_experts * expert,
+        experts_active=moe_layers * model.num_experts_per_tok * expert,
+        small=_small_parameters(model, mixers),
         embedding=(model.vocab_size + model.learned_positions) * hidden,
-        head=0 if tied else model.vocab_size * hidden,
+        head=0 if model.tie_word_embeddings else model.vocab_size * hidden,
     )
 
 
-def _small_parameters(model: ModelSpec, dense_layers: int, moe_layers: int) -> int:
-    hidden, head_dim = model.hidden_size, model.head_dim
+def _block(model: ModelSpec, hidden: int, intermediate: int) -> int:
+    """Return the weights of one feed-forward block."""
+    count = feed_forward_parameters(
+        matrices=feed_forward_matrices(model),
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+    )
+    return int(count)
+
+
+def _small_parameters(model: ModelSpec, mixers: MixerCounts) -> int:
+    """Return the norms, biases, routers and gates of all layers, and those outside them."""
+    hidden = model.hidden_size
     norm = hidden * (2 if model.norm_bias else 1)
-    layer = model.norms_per_layer * norm
-    if model.qk_norm:
-        layer += 2 * head_dim
-    if model.attention_bias:
-        layer += (model.num_attention_heads + 2 * model.num_key_value_heads) * head_dim
-    if model.attention_output_bias:
-        layer += hidden
-    ffn_bias = 0
-    if model.mlp_bias:
-        ffn_bias = (2 if model.gated_mlp else 1) * model.intermediate_size + hidden
-    routers = moe_layers * hidden * model.num_experts
     head_bias = model.vocab_size if model.lm_head_bias else 0
-    return model.num_hidden_layers * layer + dense_layers * ffn_bias + routers + norm + head_bias
+    layers = model.num_hidden_layers * model.norms_per_layer * norm + mixers.small
+    dense = model.num_feed_forward_layers * _block_bias(model, model.intermediate_size)
+    sparse = model.num_moe_layers * _small_of_experts(model)
+    return layers + dense + sparse + norm + head_bias + model.extra_parameters
+
+
+def _block_bias(model: ModelSpec, intermediate: int) -> int:
+    if not model.mlp_bias or not intermediate:
+        return 0
+    return (feed_forward_matrices(model) - 1) * intermediate + model.hidden_size
+
+
+def _small_of_experts(model: ModelSpec) -> int:
+    """Return the router, gates and biases of one layer of experts."""
+    hidden, experts = model.hidden_size, model.num_experts
+    small = hidden * experts + (experts if model.router_bias else 0)
+    small += _block_bias(model, model.shared_intermediate_size)
+    if model.shared_expert_gate:
+        small += hidden
+    if model.expert_bias:
+        into = (feed_forward_matrices(model) - 1) * model.moe_intermediate_size
+        small += experts * (into + (model.expert_hidden_size or hidden))
+    return small

@@ -8,12 +8,14 @@ from functools import cache
 
 from planner.cost.columns import maximum
 from planner.cost.equation import equation
+from planner.cost.mixers import count_mixer
 from planner.cost.quantity import Quantity
+from planner.specs.layers import AttentionLayers
 from planner.specs.model import ModelSpec
 
 
 @equation(
-    "n = n_split/t + n_kv · r/k + n_experts/x",
+    "n = n_split/t + n_kv · r/k + n_experts/x + n_whole",
     unit="parameters",
     symbols={
         "split": "n_split",
@@ -22,10 +24,11 @@ from planner.specs.model import ModelSpec
         "tensor_parallel_size": "t",
         "kv_share": "r/k",
         "expert_ranks": "x",
+        "replicated": "n_whole",
     },
     source="Megatron-LM, Shoeybi et al. 2019, arXiv:1909.08053",
 )
-def linear_parameters_per_rank(
+def linear_parameters_per_rank(  # noqa: PLR0913 - one argument per symbol of the equation
     *,
     split: Quantity,
     key_value: Quantity,
@@ -33,12 +36,15 @@ def linear_parameters_per_rank(
     tensor_parallel_size: Quantity,
     kv_share: Quantity,
     expert_ranks: Quantity,
+    replicated: Quantity = 0.0,
 ) -> Quantity:
     """Return the linear weights of the layers that one rank holds.
 
-    ``split`` are the query, output and dense feed-forward matrices, cut along heads or columns.
+    ``split`` are the query, output and dense feed-forward matrices, cut along heads or columns;
+    ``replicated`` the low-rank projections that every rank computes for itself.
     """
-    return split / tensor_parallel_size + key_value * kv_share + experts / expert_ranks
+    cut = split / tensor_parallel_size + key_value * kv_share + experts / expert_ranks
+    return cut + replicated
 
 
 @equation(
@@ -73,6 +79,22 @@ def weight_bytes(  # noqa: PLR0913 - one argument per symbol of the equation
 def kv_heads_share(num_kv_heads: Quantity, tensor_parallel_size: Quantity) -> Quantity:
     """Return the share of the KV heads on one rank: at least one whole head."""
     return maximum(num_kv_heads / tensor_parallel_size, 1.0) / num_kv_heads
+
+
+def key_value_share(model: ModelSpec, tensor_parallel_size: Quantity) -> Quantity:
+    """Return the share of all key and value projections on one rank.
+
+    Groups of layers with different KV heads weigh in by their parameters.
+    """
+    groups = [g for g in model.layers_by_attention if isinstance(g, AttentionLayers)]
+    heads = {group.kv_heads for group in groups}
+    if len(heads) <= 1:
+        return kv_heads_share(next(iter(heads), 1), tensor_parallel_size)
+    counts = [group.count * count_mixer(model, group).key_value for group in groups]
+    held: Quantity = 0.0
+    for group, parameters in zip(groups, counts, strict=True):
+        held = held + parameters * kv_heads_share(group.kv_heads, tensor_parallel_size)
+    return held / max(1, sum(counts))
 
 
 @cache

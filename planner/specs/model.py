@@ -1,20 +1,32 @@
 """The shape of a language model, in the names of Hugging Face configs."""
 
+from functools import cached_property
 from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from planner.specs.base import Dtype, SparseSpec
+from planner.specs.layers import (
+    AttentionLayers,
+    IndexLayers,
+    LatentLayers,
+    LayerGroup,
+    NoMixingLayers,
+    RecurrentLayers,
+)
 
-AttentionKind = Literal["full", "sliding"]
+__all__ = [
+    "AttentionLayers",
+    "IndexLayers",
+    "LatentLayers",
+    "LayerGroup",
+    "ModelSpec",
+    "NoMixingLayers",
+    "RecurrentLayers",
+    "WeightPart",
+]
 
-
-class AttentionLayers(SparseSpec):
-    """How many layers keep what of the past: all of it, or a window."""
-
-    kind: AttentionKind = "full"
-    count: PositiveInt
-    window: PositiveInt | None = None
+WeightPart = Literal["attention", "feed_forward", "experts"]
 
 
 class ModelSpec(SparseSpec):
@@ -38,24 +50,77 @@ class ModelSpec(SparseSpec):
     tie_word_embeddings: bool = False
     gated_mlp: bool = True
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
-    norms_per_layer: PositiveInt = 2
+    norms_per_layer: NonNegativeInt = 2
     qk_norm: bool = False
+    qk_norm_width: Literal["head", "full"] = Field(
+        default="head", description="whether one norm serves every head or spans all of them"
+    )
     attention_bias: bool = False
     attention_output_bias: bool = False
     mlp_bias: bool = False
     learned_positions: NonNegativeInt = 0
     norm_bias: bool = False
     lm_head_bias: bool = False
-    attention_layers: tuple[AttentionLayers, ...] = ()
+    attention_layers: tuple[LayerGroup, ...] = ()
     num_experts: NonNegativeInt = 0
     num_experts_per_tok: NonNegativeInt = 0
     moe_intermediate_size: NonNegativeInt = 0
     num_shared_experts: NonNegativeInt = 0
+    shared_expert_intermediate_size: NonNegativeInt = Field(
+        default=0, description="of one shared expert, where it differs from the routed ones"
+    )
+    shared_expert_gate: bool = False
+    expert_hidden_size: NonNegativeInt = Field(
+        default=0, description="routed experts work on a narrower latent of this width"
+    )
+    expert_bias: bool = False
+    router_bias: bool = False
     num_dense_layers: NonNegativeInt = 0
+    num_layers_without_feed_forward: NonNegativeInt = 0
+    extra_parameters: NonNegativeInt = Field(
+        default=0, description="small parameters that no other field accounts for"
+    )
     weight_dtype: Dtype | None = Field(default=None, description="as published")
+    group_size: PositiveInt | None = Field(default=None, description="of the published weights")
+    part_dtypes: dict[WeightPart, Dtype] = Field(
+        default={}, description="parts that the checkpoint stores in another dtype"
+    )
     quantization: str | None = Field(default=None, description="of the published checkpoint")
     source: str | None = None
     as_of: str | None = None
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "ModelSpec":
+        for problem in self._contradictions():
+            raise ValueError(problem)
+        return self
+
+    def _contradictions(self) -> list[str]:
+        """Return what cannot be true of one model, each naming the fields and their values."""
+        found = [
+            f"num_attention_heads is {group.heads} and num_key_value_heads is "
+            f"{group.kv_heads}: each key-value head must serve the same number of "
+            "attention heads, so the first must be a multiple of the second"
+            for group in self.layers_by_attention
+            if isinstance(group, AttentionLayers) and group.heads % group.kv_heads
+        ]
+        layers = sum(g.count for g in self.layers_by_attention if g.kind != "index")
+        if layers != self.num_hidden_layers:
+            found.append(
+                f"attention_layers count {layers} layers, but num_hidden_layers is "
+                f"{self.num_hidden_layers}: the counts must add up to it"
+            )
+        if self.num_experts_per_tok > self.num_experts:
+            found.append(
+                f"num_experts_per_tok is {self.num_experts_per_tok}, but num_experts is "
+                f"{self.num_experts}: a token cannot visit more experts than there are"
+            )
+        if self.num_dense_layers + self.num_layers_without_feed_forward > self.num_hidden_layers:
+            found.append(
+                f"num_dense_layers is {self.num_dense_layers}, but num_hidden_layers is "
+                f"{self.num_hidden_layers}: there cannot be more dense layers than layers"
+            )
+        return found
 
     @property
     def is_moe(self) -> bool:
@@ -63,6 +128,43 @@ class ModelSpec(SparseSpec):
         return self.num_experts > 0
 
     @property
-    def layers_by_attention(self) -> tuple[AttentionLayers, ...]:
-        """Return the layers grouped by what they keep; all of them full unless told."""
-        return self.attention_layers or (AttentionLayers(count=self.num_hidden_layers),)
+    def num_feed_forward_layers(self) -> int:
+        """Return how many layers have a dense feed-forward block."""
+        if self.is_moe:
+            return self.num_dense_layers
+        return self.num_hidden_layers - self.num_layers_without_feed_forward
+
+    @property
+    def num_moe_layers(self) -> int:
+        """Return how many layers are a mixture of experts."""
+        if not self.is_moe:
+            return 0
+        without = self.num_dense_layers + self.num_layers_without_feed_forward
+        return self.num_hidden_layers - without
+
+    @property
+    def shared_intermediate_size(self) -> int:
+        """Return the feed-forward columns that every token visits beside its routed experts."""
+        each = self.shared_expert_intermediate_size or self.moe_intermediate_size
+        return self.num_shared_experts * each
+
+    @cached_property
+    def layers_by_attention(self) -> tuple[LayerGroup, ...]:
+        """Return the layers grouped by kind with every field filled in; all full unless told."""
+        groups = self.attention_layers or (AttentionLayers(count=self.num_hidden_layers),)
+        return tuple(self._filled(group) for group in groups)
+
+    def _filled(self, group: LayerGroup) -> LayerGroup:
+        if isinstance(group, AttentionLayers):
+            dim = group.head_dim or self.head_dim
+            own = {
+                "num_attention_heads": group.num_attention_heads or self.num_attention_heads,
+                "num_key_value_heads": group.num_key_value_heads or self.num_key_value_heads,
+                "head_dim": dim,
+                "v_head_dim": group.v_head_dim or dim,
+            }
+            return group.model_copy(update=own)
+        if isinstance(group, LatentLayers):
+            heads = group.num_attention_heads or self.num_attention_heads
+            return group.model_copy(update={"num_attention_heads": heads})
+        return group

@@ -34,7 +34,7 @@ def communication(run: Operation) -> float:
             ranks=layout.expert,
             link_bytes_per_s=link_for(setting, run.rates, layout.expert),
             latency_s=run.rates.latency_s,
-            count=layers - setting.model.num_dense_layers,
+            count=setting.model.num_moe_layers,
         )
     if any_of(layout.pipeline > 1):
         seconds += run.ledger.term(

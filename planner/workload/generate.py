@@ -1,25 +1,15 @@
 """Generate offline in one fixed batch: one prefill, then a decode step per further token."""
 
-from planner.cost.compute import causal_pairs
+from planner.cost.compute import layer_pairs, read_pairs
 from planner.cost.equation import Ledger
-from planner.cost.kv_cache import layer_tokens
-from planner.cost.quantity import Quantity
+from planner.cost.kv_cache import layer_tokens, read_tokens
 from planner.specs.estimate import Performance
-from planner.specs.model import ModelSpec
 from planner.specs.workload import GenerateWorkload
 from planner.workload.forward import PassCost, forward_pass
 from planner.workload.inference_memory import Load, inference_memory
 from planner.workload.operators import Pass
 from planner.workload.outcome import Outcome
 from planner.workload.setting import Setting
-
-
-def layer_pairs(model: ModelSpec, sequence: float) -> float:
-    """Return the (query, key) pairs of a causal pass over one sequence, over all layers."""
-    total: Quantity = 0.0
-    for group in model.layers_by_attention:
-        total = total + group.count * causal_pairs(sequence, group.window)
-    return float(total)
 
 
 def prefill_pass(setting: Setting, ledger: Ledger, sequences: float, tokens: float) -> PassCost:
@@ -30,7 +20,7 @@ def prefill_pass(setting: Setting, ledger: Ledger, sequences: float, tokens: flo
         sequences=sequences,
         new_tokens=sequences * tokens,
         token_pairs=sequences * layer_pairs(model, tokens),
-        read_layer_tokens=sequences * float(layer_tokens(model, tokens, paged=False)),
+        read_layer_tokens=sequences * layer_tokens(model, tokens, paged=False),
         sampled_tokens=sequences,
     )
     return forward_pass(setting, ledger, work)
@@ -38,14 +28,14 @@ def prefill_pass(setting: Setting, ledger: Ledger, sequences: float, tokens: flo
 
 def decode_pass(setting: Setting, ledger: Ledger, sequences: float, context: float) -> PassCost:
     """Return the cost of one more token of each of ``sequences`` sequences at mean context."""
-    read = sequences * float(layer_tokens(setting.model, context, paged=False))
     work = Pass(
         group="decode",
         sequences=sequences,
         new_tokens=sequences,
-        token_pairs=read,
-        read_layer_tokens=read,
+        token_pairs=sequences * read_pairs(setting.model, context),
+        read_layer_tokens=sequences * read_tokens(setting.model, context),
         sampled_tokens=sequences,
+        absorbed=True,
     )
     return forward_pass(setting, ledger, work)
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from planner.cost.activations import inference_activation_bytes, inference_elements, score_bytes
 from planner.cost.columns import maximum
 from planner.cost.equation import Ledger
-from planner.cost.kv_cache import kv_cache_bytes, layer_tokens
+from planner.cost.kv_cache import cache_bytes, layer_tokens
 from planner.cost.memory import MemoryUse, StageMemory
 from planner.cost.weights import (
     alike_stages,
-    kv_heads_share,
+    key_value_share,
     linear_parameters_per_rank,
     stage_layers,
     stage_vocabulary,
@@ -79,8 +79,9 @@ def stage_weight_bytes(setting: Setting, ledger: Ledger, stage: int) -> float:
         key_value=counts.key_value * portion,
         experts=counts.experts * portion,
         tensor_parallel_size=layout.tensor,
-        kv_share=kv_heads_share(model.num_key_value_heads, layout.tensor),
+        kv_share=key_value_share(model, layout.tensor),
         expert_ranks=maximum(layout.tensor, layout.expert),
+        replicated=counts.replicated * portion,
     )
     return ledger.term(
         weight_bytes,
@@ -100,18 +101,16 @@ def stage_kv_bytes(setting: Setting, ledger: Ledger, load: Load, stage: int) -> 
     model, layout = setting.model, setting.layout
     share = stage_layers(model.num_hidden_layers, layout.pipeline)[stage]
     own = load.tokens_per_sequence - load.shared_tokens
-    kept = load.sequences * float(layer_tokens(model, own, paged=load.paged))
+    kept = load.sequences * layer_tokens(model, own, paged=load.paged)
     if load.shared_tokens:
-        kept += float(layer_tokens(model, load.shared_tokens, paged=load.paged))
-    return ledger.term(
-        kv_cache_bytes,
-        setting.line(GROUP, "KV cache", key="kv_cache"),
-        num_kv_heads=model.num_key_value_heads,
-        tensor_parallel_size=layout.tensor,
-        head_dim=model.head_dim,
-        kv_bytes_per_element=setting.kv_element_bytes,
-        num_layers=share,
-        num_tokens=kept / model.num_hidden_layers,
+        kept += layer_tokens(model, load.shared_tokens, paged=load.paged)
+    return cache_bytes(
+        model,
+        kept,
+        layout.tensor,
+        setting.kv_element_bytes,
+        (ledger, setting.line(GROUP, "KV cache", key="kv_cache")),
+        share / model.num_hidden_layers,
     )
 
 

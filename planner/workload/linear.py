@@ -2,7 +2,7 @@
 
 from planner.cost.columns import maximum
 from planner.cost.roofline import memory_seconds
-from planner.cost.weights import kv_heads_share, linear_parameters_per_rank
+from planner.cost.weights import key_value_share, linear_parameters_per_rank
 from planner.workload.operators import Operation, Part
 from planner.workload.setting import Setting
 
@@ -11,7 +11,7 @@ def linear(run: Operation) -> Part:
     """Cost the matrix products of all layers."""
     setting, counts, layout = run.setting, run.setting.counts, run.setting.layout
     group = run.work.group
-    kv_share = kv_heads_share(setting.model.num_key_value_heads, layout.tensor)
+    kv_share = key_value_share(setting.model, layout.tensor)
     used = run.ledger.term(
         linear_parameters_per_rank,
         setting.line(group, "Linear weights that a token visits", key="linear_used"),
@@ -21,6 +21,7 @@ def linear(run: Operation) -> Part:
         tensor_parallel_size=layout.tensor,
         kv_share=kv_share,
         expert_ranks=layout.tensor,
+        replicated=counts.replicated,
     )
     touched = run.ledger.term(
         linear_parameters_per_rank,
@@ -31,6 +32,7 @@ def linear(run: Operation) -> Part:
         tensor_parallel_size=layout.tensor,
         kv_share=kv_share,
         expert_ranks=maximum(layout.tensor, layout.expert),
+        replicated=counts.replicated,
     )
     moved = touched * read_bytes_per_weight(setting)
     return run.matmul("Linear layers", "linear", used, run.work.new_tokens, moved)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from planner.cost.columns import Flag, is_column, where
 from planner.cost.compute import matmul_flops
 from planner.cost.equation import Ledger, Line
+from planner.cost.layers import PerGroup
 from planner.cost.roofline import roofline_seconds
 from planner.specs.base import OperatorClass
 from planner.workload.setting import Rates, Setting
@@ -17,9 +18,11 @@ class Pass:
     group: str
     sequences: float
     new_tokens: float
-    token_pairs: float
-    read_layer_tokens: float
+    token_pairs: PerGroup
+    read_layer_tokens: PerGroup
     sampled_tokens: float
+    # Whether queries attend to latents as cached, instead of decompressing them first.
+    absorbed: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from planner.cost.communication import (
     point_to_point_seconds,
     transfer_seconds,
 )
-from planner.cost.compute import attention_flops, matmul_flops
+from planner.cost.compute import attention_work, layer_pairs, matmul_flops
 from planner.cost.dtypes import WIDE, element_bytes
 from planner.cost.equation import Ledger, Line
 from planner.cost.roofline import compute_seconds, memory_seconds, overhead_seconds
@@ -20,7 +20,6 @@ from planner.cost.training_step import exposed_seconds, step_seconds
 from planner.specs.base import OperatorClass
 from planner.specs.workload import TrainWorkload
 from planner.workload.forward import elementwise_bytes
-from planner.workload.generate import layer_pairs
 from planner.workload.operators import link_for
 from planner.workload.outcome import Outcome, performance_of
 from planner.workload.setting import Rates, Setting, rates_of
@@ -176,8 +175,7 @@ class _Step:
     def _matmul_flops(self) -> float:
         """Return the forward FLOP of the matrix products of one micro-batch on one device."""
         model, counts = self.setting.model, self.setting.counts
-        linear = counts.query_output + counts.key_value + counts.feed_forward
-        linear += counts.experts_active
+        linear = counts.attention + counts.feed_forward + counts.experts_active
         head = model.vocab_size * model.hidden_size
         return self.ledger.term(
             matmul_flops,
@@ -191,17 +189,11 @@ class _Step:
         model = self.setting.model
         layout = self.setting.layout
         pairs = layout.micro_batch * layer_pairs(model, self.workload.sequence_length)
-        pairs = pairs / layout.context
+        pairs = pairs / (layout.pipeline * layout.context)
         if self.setting.strategy.attention == "eager" and self.setting.engine.role == "training":
             pairs = pairs * 2
-        return self.ledger.term(
-            attention_flops,
-            self.setting.line(GROUP, "Attention: forward", key="attention_flops"),
-            num_heads=model.num_attention_heads / self.share,
-            head_dim=model.head_dim,
-            num_layers=model.num_hidden_layers,
-            token_pairs=pairs / model.num_hidden_layers,
-        )
+        line = self.setting.line(GROUP, "Attention: forward", key="attention_flops")
+        return attention_work(model, pairs, layout.tensor, (self.ledger, line))
 
     def _elementwise(self, passes: int) -> float:
         layout = self.setting.layout
@@ -294,7 +286,6 @@ class _Step:
     def _expert_exchange(self, payload_bytes: float) -> float:
         """Cost sending tokens to their experts and back, forward and backward."""
         setting, layout, model = self.setting, self.setting.layout, self.setting.model
-        sparse_layers = model.num_hidden_layers - model.num_dense_layers
         return self.ledger.term(
             all_to_all_seconds,
             self._line("Expert exchange", "expert_exchange", "communication"),
@@ -302,7 +293,7 @@ class _Step:
             ranks=layout.expert,
             link_bytes_per_s=link_for(setting, self.rates, layout.expert),
             latency_s=self.rates.latency_s,
-            count=EXPERT_EXCHANGES * sparse_layers / layout.pipeline,
+            count=EXPERT_EXCHANGES * model.num_moe_layers / layout.pipeline,
         )
 
     def _trained_per_device(self) -> float:

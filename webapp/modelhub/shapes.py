@@ -4,7 +4,8 @@ from typing import Any, NamedTuple
 
 from planner.catalog.hf_config import model_from_config
 from planner.catalog.models import get_model
-from planner.cost.kv_cache import kv_cache_bytes
+from planner.cost.equation import Line, Unrecorded
+from planner.cost.kv_cache import cache_bytes, layer_tokens
 from planner.cost.parameters import count_parameters
 from planner.errors import PlannerError
 from planner.specs.model import ModelSpec
@@ -14,6 +15,7 @@ PARTS = (
     ("embedding", "Token embedding"),
     ("query_output", "Attention: query and output"),
     ("key_value", "Attention: keys and values"),
+    ("replicated", "Latent projections"),
     ("feed_forward", "Feed-forward"),
     ("experts", "Experts"),
     ("small", "Norms, biases, routers"),
@@ -65,12 +67,5 @@ def kv_bytes_per_token(shape: ModelSpec) -> list[tuple[str, float]]:
 
 def _kv_bytes(shape: ModelSpec, element_bytes: float) -> float:
     """Return the KV-cache bytes of one token while no layer's window is full."""
-    found = kv_cache_bytes(
-        num_kv_heads=shape.num_key_value_heads,
-        tensor_parallel_size=1,
-        head_dim=shape.head_dim,
-        kv_bytes_per_element=element_bytes,
-        num_layers=shape.num_hidden_layers,
-        num_tokens=1,
-    )
-    return float(found)
+    kept = layer_tokens(shape, 1.0, paged=False)
+    return cache_bytes(shape, kept, 1, element_bytes, (Unrecorded(), Line("memory", "KV cache")))
