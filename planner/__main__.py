@@ -21,8 +21,8 @@ from planner.specs.cluster import DeviceSpec
 from planner.specs.estimate import EstimateRequest
 from planner.specs.plan import PlannedStrategy, PlanRequest
 from planner.specs.workload import Workload
+from planner.techniques.examples import technique_row
 from planner.techniques.registry import TECHNIQUES, get
-from planner.techniques.technique import Technique
 
 S = TypeVar("S", bound=BaseModel)
 OK, BAD_REQUEST, NOTHING = 0, 2, 3
@@ -134,11 +134,6 @@ def model_row(model_id: str) -> JsonObject:
 def device_row(device: DeviceSpec) -> JsonObject:
     """Return a device of the catalog."""
     return device.model_dump(mode="json")
-
-
-def technique_row(technique: Technique) -> JsonObject:
-    """Return a technique of the registry."""
-    return technique.to_json()
 
 
 def rows_of(kind: str, key: str | None) -> list[JsonObject]:

@@ -9,6 +9,7 @@ from planner.specs.strategy import Strategy
 
 GIB = 1024**3
 MAX_FAMILIES = 32
+APPLICABILITY = "applicability"
 
 
 def family_of(strategy: Strategy) -> str:
@@ -40,7 +41,7 @@ class Rejections:
 
     def technique(self, key: str, reason: str) -> None:
         """Note a technique that does not apply."""
-        self.by_family[key] = Rejection(family=key, constraint="applicability", reason=reason)
+        self.by_family[key] = Rejection(family=key, constraint=APPLICABILITY, reason=reason)
 
     def memory(self, estimate: Estimate, usable_bytes: float) -> None:
         """Note a strategy that needs more memory than a device has."""
@@ -80,13 +81,11 @@ class Rejections:
 
     def result(self) -> dict[str, Rejection]:
         """Return techniques that do not apply, then the families that missed by the least."""
-        lost = {
-            family: rejection
-            for family, rejection in self.by_family.items()
-            if family not in self.accepted
-        }
-        closest = sorted(lost.values(), key=distance)[:MAX_FAMILIES]
-        return {rejection.family: rejection for rejection in closest}
+        lost = [one for family, one in self.by_family.items() if family not in self.accepted]
+        techniques = [one for one in lost if one.constraint == APPLICABILITY]
+        families = [one for one in lost if one.constraint != APPLICABILITY]
+        closest = sorted(families, key=distance)[:MAX_FAMILIES]
+        return {rejection.family: rejection for rejection in (*techniques, *closest)}
 
 
 def distance(rejection: Rejection) -> float:

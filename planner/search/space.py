@@ -11,12 +11,8 @@ from planner.specs.model import ModelSpec
 from planner.specs.plan import PlanRequest
 from planner.specs.strategy import Strategy
 from planner.specs.workload import CompressWorkload, TrainWorkload
-from planner.techniques.parallelism import (
-    PIPELINE_PARALLEL,
-    SEQUENCE_PARALLEL,
-    TENSOR_PARALLEL,
-)
-from planner.techniques.technique import Case
+from planner.techniques.case import Case
+from planner.techniques.registry import get
 
 MAX_TENSOR_RANKS = 16
 MAX_MICRO_BATCH = 16
@@ -125,7 +121,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _tensor_sizes(question: Question) -> list[int]:
-    if TENSOR_PARALLEL.reason_against(question.case):
+    if get("tensor_parallel").reason_against(question.case):
         return [1]
     model, node = question.model, question.cluster.devices_per_node
     return [
@@ -154,7 +150,7 @@ def _stages_fit(question: Question, layout: JsonObject) -> bool:
     if stages == 1:
         return True
     too_many = stages > question.model.num_hidden_layers
-    return not (too_many or PIPELINE_PARALLEL.reason_against(question.case))
+    return not (too_many or get("pipeline_parallel").reason_against(question.case))
 
 
 def _training(question: Question, workload: TrainWorkload) -> Iterator[JsonObject]:
@@ -193,5 +189,5 @@ def _compute_dtypes(question: Question) -> tuple[Dtype, ...]:
 
 
 def _sequence_parallel(question: Question, layout: JsonObject) -> bool:
-    applies = not SEQUENCE_PARALLEL.reason_against(question.case)
+    applies = not get("sequence_parallel").reason_against(question.case)
     return applies and int(layout["tensor_parallel_size"]) > 1

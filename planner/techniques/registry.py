@@ -1,18 +1,41 @@
-"""All techniques by key. A key stands once; an unknown one is refused with its neighbours."""
+"""All techniques by key; an unknown one is refused with its neighbours."""
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 
 from planner.catalog.nearest import nearest_names
+from planner.catalog.reading import data_toml
 from planner.errors import UnknownTechniqueError
 from planner.specs.strategy import Strategy
-from planner.techniques import parallelism, quantization, serving, training
-from planner.techniques.technique import Case, Technique
+from planner.techniques.case import Case
+from planner.techniques.technique import Technique
 
-_ALL = (
-    *quantization.TECHNIQUES,
-    *parallelism.TECHNIQUES,
-    *training.TECHNIQUES,
-    *serving.TECHNIQUES,
-)
-TECHNIQUES: dict[str, Technique] = {technique.key: technique for technique in _ALL}
+FILES = ("compression", "training", "parallel", "serving", "hardware")
+
+
+class Registry(Mapping[str, Technique]):
+    """The techniques by key, read on first use so that importing the planner stays cheap."""
+
+    @cached_property
+    def entries(self) -> dict[str, Technique]:
+        """Return every entry of the data files, in their order."""
+        return {
+            key: Technique.model_validate({"key": key, **entry})
+            for name in FILES
+            for key, entry in data_toml(f"techniques/{name}.toml").items()
+        }
+
+    def __getitem__(self, key: str) -> Technique:
+        return self.entries[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+TECHNIQUES: Mapping[str, Technique] = Registry()
 
 
 def get(key: str) -> Technique:
@@ -36,7 +59,9 @@ def used_by(strategy: Strategy, case: Case) -> tuple[str, ...]:
     return tuple(
         technique.key
         for technique in TECHNIQUES.values()
-        if not technique.reason_against(case) and technique.is_used(strategy, case)
+        if technique.used
+        and technique.is_used(strategy, case)
+        and not technique.reason_against(case)
     )
 
 
@@ -45,5 +70,5 @@ def inapplicable(case: Case) -> dict[str, str]:
     return {
         technique.key: reason
         for technique in TECHNIQUES.values()
-        if case.phase in technique.phases and (reason := technique.reason_against(case))
+        if case.phase in technique.phases and (reason := technique.why_not(case))
     }

@@ -1,0 +1,153 @@
+"""When a technique applies; a condition that fails says why with the case's own numbers.
+
+A reason is an empty string where the condition holds.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from planner.specs.base import Dtype
+from planner.specs.workload import ServeWorkload, TrainWorkload
+from planner.techniques.case import Case
+
+ADAPTERS = frozenset({"lora", "qlora"})
+LEAST_LAYERS = 2
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What must hold, in words, and the reason when it does not."""
+
+    words: str
+    reason_against: Callable[[Case], str]
+
+
+def _several_devices(case: Case) -> str:
+    if case.cluster.num_devices > 1:
+        return ""
+    return "needs at least 2 devices: this cluster has 1"
+
+
+def _several_nodes(case: Case) -> str:
+    return "" if case.cluster.nodes > 1 else "needs at least 2 nodes: this cluster has 1"
+
+
+def _sparse_model(case: Case) -> str:
+    if case.model.is_moe:
+        return ""
+    return "needs a sparse mixture-of-experts model: this one is dense"
+
+
+def _plain_mlp(case: Case) -> str:
+    if not case.model.gated_mlp:
+        return ""
+    return "needs ReLU feed-forward blocks, whose zeros can be foreseen: this model's are gated"
+
+
+def _divisible_heads(case: Case) -> str:
+    heads, devices = case.model.num_attention_heads, case.cluster.devices_per_node
+    if any(heads % size == 0 for size in range(2, devices + 1)):
+        return ""
+    return (
+        f"needs a divisor of the {heads} attention heads between 2 and the {devices} devices "
+        "of a node"
+    )
+
+
+def _several_layers(case: Case) -> str:
+    layers = case.model.num_hidden_layers
+    return "" if layers >= LEAST_LAYERS else f"needs a layer per stage: this model has {layers}"
+
+
+def _several_sequences(case: Case) -> str:
+    workload = case.workload
+    if isinstance(workload, TrainWorkload) and workload.global_batch_size == 1:
+        return "needs at least 2 sequences per step, one per data-parallel rank: there is 1"
+    return ""
+
+
+def _requests(case: Case) -> str:
+    return "" if isinstance(case.workload, ServeWorkload) else "needs requests that come and go"
+
+
+def _accelerator(case: Case) -> str:
+    if case.device.kind != "cpu":
+        return ""
+    return "needs a device beside the host's processor: this one is the host"
+
+
+def _adapters(case: Case) -> str:
+    method = getattr(case.workload, "method", "")
+    return "" if method in ADAPTERS else f"needs adapters over a frozen base: this is {method}"
+
+
+def _all_weights(case: Case) -> str:
+    method = getattr(case.workload, "method", "")
+    if method not in ADAPTERS:
+        return ""
+    return f"needs all weights trained: {method} trains adapters over a frozen base"
+
+
+def _pretraining(case: Case) -> str:
+    method = getattr(case.workload, "method", "")
+    return "" if method == "pretrain" else f"needs training from scratch: this is {method}"
+
+
+def _named_tool(case: Case) -> str:
+    return (
+        f"needs an FPGA appliance: {case.device.id} is a {case.device.kind}; give the appliance's "
+        "own memory, bandwidth and peaks as the device to ask what it would do"
+    )
+
+
+def _is_method(*methods: str) -> Callable[[Case], str]:
+    def reason(case: Case) -> str:
+        method = getattr(case.workload, "method", "")
+        return "" if method in methods else f"is method {' or '.join(methods)}: this is {method}"
+
+    return reason
+
+
+def _peak(dtype: Dtype) -> Condition:
+    def reason(case: Case) -> str:
+        if dtype in case.device.peak_flops_per_second:
+            return ""
+        return f"needs {dtype} matrix units: {case.device.id} has none"
+
+    return Condition(f"the device multiplies matrices in {dtype}", reason)
+
+
+def _price(case: Case) -> str:
+    if case.device.price_usd_per_hour is not None:
+        return ""
+    return f"needs an hourly price: the catalog has none for {case.device.id}"
+
+
+def _power(case: Case) -> str:
+    if case.device.tdp_watts is not None:
+        return ""
+    return f"needs a power rating: the catalog has none for {case.device.id}"
+
+
+CONDITIONS: dict[str, Condition] = {
+    "several_devices": Condition("the cluster has at least 2 devices", _several_devices),
+    "several_nodes": Condition("the cluster has at least 2 nodes", _several_nodes),
+    "sparse_model": Condition("the model is a sparse mixture of experts", _sparse_model),
+    "plain_mlp": Condition("the feed-forward blocks are plain, not gated", _plain_mlp),
+    "divisible_heads": Condition(
+        "a number of devices in one node divides the attention heads", _divisible_heads
+    ),
+    "several_layers": Condition("there is a layer for each stage", _several_layers),
+    "several_sequences": Condition("a step has at least 2 sequences", _several_sequences),
+    "requests": Condition("requests come and go", _requests),
+    "accelerator": Condition("the device is not the host's own processor", _accelerator),
+    "adapters": Condition("adapters are trained over a frozen base", _adapters),
+    "all_weights": Condition("all weights are trained", _all_weights),
+    "pretraining": Condition("the model is trained from scratch", _pretraining),
+    "fpga": Condition("the device is an FPGA appliance", _named_tool),
+    "peak_fp8": _peak("fp8"),
+    "peak_int8": _peak("int8"),
+    "peak_nvfp4": _peak("nvfp4"),
+    "price": Condition("the device has an hourly price", _price),
+    "power": Condition("the device has a power rating", _power),
+}
