@@ -64,6 +64,7 @@ class DeviceMeasurement(Message):
     flops_per_second: dict[str, float]  # by dtype: fp32, bf16, fp16, int8
     op_overhead_seconds: NonNegativeFloat  # wall time of one tiny operator
     runtime_memory_bytes: NonNegativeInt | None = None  # a job's libraries, before its model
+    training_memory_bytes: NonNegativeInt | None = None  # what training adds beside its tensors
 
 
 class Microbench(Message):

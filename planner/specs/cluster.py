@@ -27,7 +27,8 @@ class DeviceSpec(SparseSpec):
     ``weight_stream_bytes_per_second`` is the rate at which a matrix-vector product reads stored
     weights of a dtype, where it was measured apart from the memory bandwidth.
     ``runtime_overhead_bytes`` is what a process of the product's own runner was measured to hold
-    before its model.
+    before its model; ``training_overhead_bytes`` is what it takes beside its tensors once it
+    trains: scratch of the kernels and what the allocator keeps.
     """
 
     id: str = "custom"
@@ -48,6 +49,7 @@ class DeviceSpec(SparseSpec):
     weight_stream_bytes_per_second: dict[Dtype, PositiveFloat] = Field(default_factory=dict)
     usable_memory_ratio: Ratio | None = None
     runtime_overhead_bytes: NonNegativeInt | None = None
+    training_overhead_bytes: NonNegativeInt | None = None
     provenance: Literal["measured", "published"] = "published"
     source: str | None = None
     as_of: str | None = None

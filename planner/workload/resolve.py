@@ -75,8 +75,8 @@ def resolve(request: EstimateRequest) -> Setting:
     """
     model = resolve_model(request.model)
     device = resolve_device(request.cluster.device)
-    engine = _on_device(get_engine(request.engine, device.kind), device)
     training = isinstance(request.workload, TrainWorkload)
+    engine = _on_device(get_engine(request.engine, device.kind), device, training=training)
     refuse_uncovered(request.strategy, training=training)
     layout = _layout(request, model)
     strategy = _filled(request, model, engine, layout)
@@ -95,11 +95,13 @@ def resolve(request: EstimateRequest) -> Setting:
     return setting
 
 
-def _on_device(engine: Engine, device: DeviceSpec) -> Engine:
+def _on_device(engine: Engine, device: DeviceSpec, *, training: bool) -> Engine:
     """Return the engine with what was measured on the device in place of its prior."""
     measured = device.runtime_overhead_bytes
     if measured is None or engine.role != "runner":
         return engine
+    if training:
+        measured += device.training_overhead_bytes or 0
     return engine.model_copy(update={"runtime_overhead_bytes": measured})
 
 

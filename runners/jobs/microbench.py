@@ -6,20 +6,31 @@ whole takes less than 20 s. ``--short`` takes small buffers and proves only that
 """
 
 import argparse
+import contextlib
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from transformers import PreTrainedModel
 
+from runners.jobs.evaluation import evaluate
 from runners.jobs.loading import demo_config, fresh_model
-from runners.jobs.memory import release_free_memory, resident_bytes
+from runners.jobs.memory import (
+    PeakMeter,
+    model_bytes,
+    release_free_memory,
+    resident_bytes,
+    tensor_bytes,
+)
 from runners.jobs.runtime import prepare_process
+from runners.jobs.trainer import VALIDATION_TOKENS, build_optimizer
 from runners.jobspec import DemoModel
 from runners.messages import DeviceMeasurement, Microbench
 
@@ -27,6 +38,10 @@ GEMM_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.floa
 FLOPS_PER_MULTIPLY_ADD = 2
 TRIAD_STREAMS = 3  # two arrays read, one written
 TINY_OPERATIONS = 2000
+CPU_DEVICE = torch.device("cpu")
+TRAINING_STEPS = 4  # the allocator has taken what it keeps by then
+TRAINING_SEQUENCES = 2
+FP32_STATES = 4  # weights, gradients and two moments
 SMALLEST = DemoModel(
     hidden_size=8,
     intermediate_size=8,
@@ -36,6 +51,8 @@ SMALLEST = DemoModel(
     vocab_size=16,
     max_position_embeddings=16,
 )
+
+TINY = DemoModel(hidden_size=64, intermediate_size=64, num_hidden_layers=1, vocab_size=256)
 
 
 @dataclass(frozen=True)
@@ -56,9 +73,13 @@ SHORT = Effort(gemm_size=64, triad_elements=2**16, seconds_each=0.02, disk_bytes
 def measure(*, short: bool = False, folder: Path | None = None) -> Microbench:
     """Return the rates of the CPU, of every CUDA device, and of writing to ``folder``."""
     began = time.monotonic()
-    runtime_bytes = runtime_memory_bytes()  # first, while nothing else has been loaded
+    # First, while nothing else has been loaded.
+    memory = {
+        "runtime_memory_bytes": runtime_memory_bytes(),
+        "training_memory_bytes": training_memory_bytes(TINY if short else DemoModel()),
+    }
     cpu = measure_device(torch.device("cpu"), SHORT if short else CPU)
-    devices = [cpu.model_copy(update={"runtime_memory_bytes": runtime_bytes})]
+    devices = [cpu.model_copy(update=memory)]
     devices += [
         measure_device(torch.device("cuda", index), SHORT if short else CUDA)
         for index in range(torch.cuda.device_count())
@@ -98,6 +119,59 @@ def runtime_memory_bytes() -> int:
     del model, logits
     release_free_memory()
     return resident_bytes()
+
+
+def training_memory_bytes(shape: DemoModel) -> int:
+    """Return what training takes beside its tensors: kernels' scratch, the allocator's slack.
+
+    A few real steps and a validation of a small model on the CPU; weights, gradients, moments,
+    the activations kept for the backward pass and the gradient of the logits are counted and
+    taken off the peak.
+    """
+    meter = PeakMeter(CPU_DEVICE)
+    model = fresh_model(demo_config(shape), torch.float32)
+    model.set_attn_implementation("eager")  # as the trainer does on a CPU
+    optimizer = build_optimizer(model, 1e-4)
+    kept = logits_bytes = 0
+    for _ in range(TRAINING_STEPS):
+        with _saved_tensors() as saved:
+            logits_bytes = _train_step(model, shape)
+        optimizer.step()
+        optimizer.zero_grad()
+        kept = max(kept, sum(saved.values()) - model_bytes(model))
+    text = np.random.default_rng(0).integers(0, shape.vocab_size, VALIDATION_TOKENS)
+    evaluate(model, text.astype(np.int32), VALIDATION_TOKENS)
+    states = FP32_STATES * model_bytes(model)
+    peak = meter.read()
+    del model, optimizer
+    release_free_memory()
+    return max(0, peak.bytes - peak.start_bytes - states - kept - logits_bytes)
+
+
+def _train_step(model: PreTrainedModel, shape: DemoModel) -> int:
+    """Run forward and backward over random tokens and return the bytes of its fp32 logits."""
+    length = shape.max_position_embeddings
+    ids = torch.randint(0, shape.vocab_size, (TRAINING_SEQUENCES, length))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = model(input_ids=ids, use_cache=False).logits
+    wide = logits.float()
+    loss = torch.nn.functional.cross_entropy(wide.flatten(0, 1), ids.flatten())
+    torch.autograd.backward(loss)
+    return tensor_bytes(wide)
+
+
+@contextlib.contextmanager
+def _saved_tensors() -> Iterator[dict[int, int]]:
+    """Collect what autograd keeps: the bytes of each storage by its address."""
+    saved: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        yield saved
 
 
 def gemm_rate(device: torch.device, dtype: torch.dtype, effort: Effort) -> float:

@@ -57,6 +57,31 @@ def test_a_measured_training_step_lies_in_its_interval(batch, compute, measured_
     assert low < measured_seconds < high
 
 
+def test_the_measured_peak_of_the_demos_training_lies_in_its_interval():
+    # The demo job on the same quiet cores, libraries included; its text was tokenised before.
+    host = {**MEASURED_HOST, "training_overhead_bytes": 101_056_000}
+    workload = {"kind": "train", "sequence_length": 256, "method": "pretrain"}
+
+    found = ask(
+        model=DEMO,
+        device=host,
+        workload={**workload, "global_batch_size": 2},
+        strategy={"compute_dtype": "bf16"},
+    )
+    low, high = found.interval["per_device_peak_bytes"]
+
+    assert low < 645_554_176 < high
+
+
+def test_what_training_adds_is_not_charged_to_a_generation():
+    host = {**MEASURED_HOST, "training_overhead_bytes": 10**9}
+    generate = {"kind": "generate", "batch_size": 1, "input_tokens": 128, "output_tokens": 32}
+
+    found = ask(model=DEMO, device=host, workload=generate)
+
+    assert found.memory.breakdown_bytes["runtime_overhead"] == 408_719_360
+
+
 @pytest.mark.parametrize(
     ("dtype", "measured_tpot"),
     [  # median over five repetitions of 32 tokens after a prompt of 128, one job each

@@ -132,6 +132,7 @@ def make_microbench() -> Microbench:
         flops_per_second={"fp32": 60e9, "bf16": 30e9, "int8": 50e9},
         op_overhead_seconds=8e-6,
         runtime_memory_bytes=350_000_000,
+        training_memory_bytes=60_000_000,
     )
     return Microbench(
         measured_at_ms=1_700_000_000_000,

@@ -117,6 +117,7 @@ def _from_measurement(
             "peak_flops_per_second": measured.flops_per_second,
             "op_overhead_seconds": measured.op_overhead_seconds,
             "runtime_overhead_bytes": measured.runtime_memory_bytes,
+            "training_overhead_bytes": measured.training_memory_bytes,
             "provenance": "measured",
             "source": f"measured on {host.name}",
             "as_of": measured_on(host),

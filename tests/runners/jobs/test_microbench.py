@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from runners.jobs import microbench
+from runners.jobs.memory import Peak
 from runners.messages import Microbench
 
 
@@ -77,3 +78,36 @@ def test_what_a_job_holds_before_its_model_is_measured(result):
 
     assert held is not None
     assert 100 * 2**20 < held < 4 * 2**30  # torch alone takes more than a hundred
+
+
+def test_what_training_adds_beside_its_tensors_is_measured(result):
+    added = result.devices[0].training_memory_bytes
+
+    assert added is not None
+    assert 0 <= added < 2**30
+
+
+def test_the_tensors_of_the_probe_are_taken_off_its_peak(monkeypatch):
+    class Still:
+        def __init__(self, _device):
+            pass
+
+        def read(self):
+            return Peak(bytes=2**40, start_bytes=0, how="")
+
+    monkeypatch.setattr(microbench, "PeakMeter", Still)
+
+    small = microbench.training_memory_bytes(microbench.TINY)
+    wide = microbench.training_memory_bytes(microbench.TINY.model_copy(update={"vocab_size": 512}))
+
+    logits = 4 * 256 * microbench.TRAINING_SEQUENCES * microbench.TINY.max_position_embeddings
+    assert small - wide >= 2 * logits  # kept for the backward pass, and their gradient
+
+
+def test_saved_tensors_are_counted_once_per_storage():
+    weight = torch.ones(10, requires_grad=True)
+
+    with microbench._saved_tensors() as saved:
+        torch.autograd.backward((weight * weight).sum())
+
+    assert sum(saved.values()) == 40

@@ -26,6 +26,7 @@ def test_a_cpu_host_is_described_by_its_own_measurement(host):
     assert device.peak_flops_per_second["bf16"] == 30e9
     assert device.op_overhead_seconds == 8e-6
     assert device.runtime_overhead_bytes == 350_000_000
+    assert device.training_overhead_bytes == 60_000_000
 
 
 def test_a_measured_device_says_where_and_when(host):
