@@ -15,6 +15,7 @@ from planner.workload.serve import serve
 
 PART_BY_NAME = {
     "Linear layers": "linear",
+    "Experts": "linear",
     "Output head": "linear",
     "Attention and KV-cache reads": "attention",
     "Norms, activations, residuals": "elementwise",

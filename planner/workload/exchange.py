@@ -1,13 +1,15 @@
 """The links in one pass: tensor-parallel sums, expert exchange, pipeline, the host."""
 
-from planner.cost.columns import any_of
+from planner.cost.columns import any_of, where
 from planner.cost.communication import (
     all_reduce_seconds,
     all_to_all_seconds,
     point_to_point_seconds,
     transfer_seconds,
 )
+from planner.cost.experts import dispatch_share
 from planner.workload.operators import Operation, link_for
+from planner.workload.setting import Setting
 
 REDUCES_PER_LAYER = 2  # after attention and after the feed-forward block
 
@@ -15,27 +17,19 @@ REDUCES_PER_LAYER = 2  # after attention and after the feed-forward block
 def communication(run: Operation) -> float:
     """Cost all-reduces of tensor parallelism, expert exchange and pipeline hand-over."""
     setting, layout = run.setting, run.setting.layout
-    layers = setting.model.num_hidden_layers
-    payload = run.work.new_tokens * setting.model.hidden_size * setting.activation_element_bytes
+    token_bytes = setting.model.hidden_size * setting.activation_element_bytes
+    payload = run.work.new_tokens * token_bytes
     seconds = run.ledger.term(
         all_reduce_seconds,
         run.line("Tensor-parallel all-reduces", "tensor_parallel", "communication"),
-        payload_bytes=payload,
+        payload_bytes=payload / run.work.steps,
         ranks=layout.tensor,
         link_bytes_per_s=link_for(setting, run.rates, layout.tensor),
         latency_s=run.rates.latency_s,
-        count=REDUCES_PER_LAYER * layers,
+        count=_reduces(setting) * run.work.steps,
     )
-    if layout.expert > 1:
-        seconds += run.ledger.term(
-            all_to_all_seconds,
-            run.line("Expert exchange", "expert_exchange", "communication"),
-            payload_bytes=payload * setting.model.num_experts_per_tok / layout.expert,
-            ranks=layout.expert,
-            link_bytes_per_s=link_for(setting, run.rates, layout.expert),
-            latency_s=run.rates.latency_s,
-            count=setting.model.num_moe_layers,
-        )
+    if any_of(_exchanging_ranks(setting) > 1):
+        seconds += _expert_exchange(run, token_bytes)
     if any_of(layout.pipeline > 1):
         seconds += run.ledger.term(
             point_to_point_seconds,
@@ -46,6 +40,42 @@ def communication(run: Operation) -> float:
             latency_s=run.rates.latency_s,
         )
     return seconds
+
+
+def _exchanging_ranks(setting: Setting) -> float:
+    """Return the ranks that hold different tokens and the same set of experts between them."""
+    layout = setting.layout
+    return layout.expert_group / layout.tensor if setting.model.is_moe else 1
+
+
+def _reduces(setting: Setting) -> float:
+    """Return the tensor-parallel sums of a pass: exchanged experts bring theirs back summed."""
+    model = setting.model
+    both = REDUCES_PER_LAYER * model.num_hidden_layers
+    return where(_exchanging_ranks(setting) > 1, both - model.num_moe_layers, both)
+
+
+def _expert_exchange(run: Operation, token_bytes: float) -> float:
+    """Cost bringing each token to the ranks of its experts, and their answers back.
+
+    Ranks of one tensor-parallel group hold the same tokens: between them nothing is sent.
+    """
+    setting, layout, model = run.setting, run.setting.layout, run.setting.model
+    share = run.ledger.term(
+        dispatch_share,
+        setting.line(run.work.group, "Tokens that a group of experts sees", key="dispatch_share"),
+        expert_ranks=layout.expert,
+        experts_per_token=model.num_experts_per_tok,
+    )
+    return run.ledger.term(
+        all_to_all_seconds,
+        run.line("Expert exchange", "expert_exchange", "communication"),
+        payload_bytes=run.work.routed_tokens / run.work.steps * share * token_bytes,
+        ranks=_exchanging_ranks(setting),
+        link_bytes_per_s=link_for(setting, run.rates, layout.expert_group),
+        latency_s=run.rates.latency_s,
+        count=model.num_moe_layers * run.work.steps,
+    )
 
 
 def stream_from_host(run: Operation) -> float:

@@ -12,6 +12,7 @@ from planner.cost.roofline import memory_seconds, overhead_seconds, scheduling_s
 from planner.workload.attention import attention
 from planner.workload.exchange import communication, stream_from_host
 from planner.workload.linear import dequantise, linear, output_head
+from planner.workload.mixture import experts
 from planner.workload.operators import Operation, Part, Pass
 from planner.workload.setting import Setting, rates_of
 
@@ -48,12 +49,13 @@ def forward_pass(setting: Setting, ledger: Ledger, work: Pass) -> PassCost:
     """Return the seconds of one forward pass, each operator class recorded in the ledger."""
     run = Operation(setting, rates_of(setting), ledger, work)
     products = linear(run)
+    routed = experts(run)
     head = output_head(run)
     scores = attention(run)
     rest = elementwise(run)
     links = communication(run) + stream_from_host(run)
     issue, scheduling = overhead(run)
-    parts = [dequantise(run), products, head, scores, rest]
+    parts = [dequantise(run), products, routed, head, scores, rest]
     seconds = sum(part.seconds for part in parts)
     if setting.engine.ops_per_layer and setting.device.kind != "cpu":
         # Kernels are issued ahead: only what the device cannot hide is waited for.
@@ -93,6 +95,7 @@ def overhead(run: Operation) -> tuple[float, float]:
         ops_per_layer=engine.ops_per_layer + LINEARS_PER_LAYER * unpacking,
         op_overhead_s=run.rates.op_overhead_s,
         layer_overhead_s=engine.layer_overhead_s,
+        passes=run.work.steps,
     )
     if not engine.step_overhead_s and not engine.request_overhead_s:
         return issue, 0.0
@@ -101,7 +104,7 @@ def overhead(run: Operation) -> tuple[float, float]:
         run.line("Scheduling the step", "scheduling", "overhead"),
         requests=run.work.sequences,
         request_overhead_s=engine.request_overhead_s,
-        step_overhead_s=engine.step_overhead_s,
+        step_overhead_s=engine.step_overhead_s * run.work.steps,
     )
 
 

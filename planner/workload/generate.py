@@ -1,5 +1,6 @@
 """Generate offline in one fixed batch: one prefill, then a decode step per further token."""
 
+from planner.cost.columns import ceil, maximum, where
 from planner.cost.compute import layer_pairs, read_pairs
 from planner.cost.equation import Ledger
 from planner.cost.kv_cache import layer_tokens, read_tokens
@@ -12,32 +13,64 @@ from planner.workload.outcome import Outcome
 from planner.workload.setting import Setting
 
 
-def prefill_pass(setting: Setting, ledger: Ledger, sequences: float, tokens: float) -> PassCost:
-    """Return the cost of reading ``tokens`` tokens of each of ``sequences`` new sequences."""
-    model = setting.model
+def prefill_pass(
+    setting: Setting, ledger: Ledger, sequences: float, tokens: float, cached: float = 0.0
+) -> PassCost:
+    """Return the cost of reading ``tokens`` tokens of each of ``sequences`` new sequences.
+
+    ``cached`` tokens before them are kept already: they are attended to, not computed. The
+    ``sequences`` are those of one replica, spread over its data-parallel attention ranks.
+    """
+    model, ranks = setting.model, setting.layout.context
+    own = _per_rank(setting, sequences)
+    steps = _chunks(setting, own * tokens)
+    # The k-th of n chunks attends to what is cached and to k/n of the prompt.
+    seen = cached + tokens * (steps + 1) / (2 * steps)
+    pairs = layer_pairs(model, cached + tokens)
+    if cached:
+        pairs = pairs + -1 * layer_pairs(model, cached)
     work = Pass(
         group="prefill",
-        sequences=sequences,
-        new_tokens=sequences * tokens,
-        token_pairs=sequences * layer_pairs(model, tokens),
-        read_layer_tokens=sequences * layer_tokens(model, tokens, paged=False),
-        sampled_tokens=sequences,
+        sequences=own,
+        new_tokens=own * tokens / ranks,
+        token_pairs=own / ranks * pairs,
+        read_layer_tokens=own * steps * layer_tokens(model, seen, paged=False),
+        sampled_tokens=own,
+        routed_tokens=sequences * tokens,
+        steps=steps,
     )
     return forward_pass(setting, ledger, work)
 
 
 def decode_pass(setting: Setting, ledger: Ledger, sequences: float, context: float) -> PassCost:
     """Return the cost of one more token of each of ``sequences`` sequences at mean context."""
+    ranks = setting.layout.context
+    own = _per_rank(setting, sequences)
+    tokens = where(ranks > 1, maximum(1.0, own / ranks), own)
     work = Pass(
         group="decode",
-        sequences=sequences,
-        new_tokens=sequences,
-        token_pairs=sequences * read_pairs(setting.model, context),
-        read_layer_tokens=sequences * read_tokens(setting.model, context),
-        sampled_tokens=sequences,
+        sequences=own,
+        new_tokens=tokens,
+        token_pairs=own / ranks * read_pairs(setting.model, context),
+        read_layer_tokens=own / ranks * read_tokens(setting.model, context),
+        sampled_tokens=tokens,
+        routed_tokens=sequences,
         absorbed=True,
     )
     return forward_pass(setting, ledger, work)
+
+
+def _per_rank(setting: Setting, sequences: float) -> float:
+    """Return the sequences of the busiest data-parallel attention rank."""
+    ranks = setting.layout.attention_data
+    return where(ranks > 1, maximum(1.0, sequences / ranks), sequences)
+
+
+def _chunks(setting: Setting, tokens: float) -> float:
+    """Return in how many steps a rank takes prompts in: within the step's token budget."""
+    if not setting.strategy.chunked_prefill:
+        return 1.0
+    return maximum(1.0, ceil(tokens / maximum(1.0, setting.layout.batch_tokens)))
 
 
 def generate(setting: Setting, workload: GenerateWorkload, ledger: Ledger) -> Outcome:

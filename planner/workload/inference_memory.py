@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from planner.cost.activations import inference_activation_bytes, inference_elements, score_bytes
-from planner.cost.columns import maximum
 from planner.cost.equation import Ledger
 from planner.cost.kv_cache import cache_bytes, layer_tokens
 from planner.cost.memory import MemoryUse, StageMemory
@@ -80,7 +79,7 @@ def stage_weight_bytes(setting: Setting, ledger: Ledger, stage: int) -> float:
         experts=counts.experts * portion,
         tensor_parallel_size=layout.tensor,
         kv_share=key_value_share(model, layout.tensor),
-        expert_ranks=maximum(layout.tensor, layout.expert),
+        expert_ranks=layout.expert_group,
         replicated=counts.replicated * portion,
     )
     return ledger.term(

@@ -1,6 +1,5 @@
-"""The matrix products of one pass: layers, experts, output head, and unpacking before them."""
+"""The matrix products of one pass: layers, output head, and unpacking weights before them."""
 
-from planner.cost.columns import maximum
 from planner.cost.roofline import memory_seconds
 from planner.cost.weights import key_value_share, linear_parameters_per_rank
 from planner.workload.operators import Operation, Part
@@ -8,33 +7,20 @@ from planner.workload.setting import Setting
 
 
 def linear(run: Operation) -> Part:
-    """Cost the matrix products of all layers."""
+    """Cost the matrix products of all layers that every token visits."""
     setting, counts, layout = run.setting, run.setting.counts, run.setting.layout
-    group = run.work.group
-    kv_share = key_value_share(setting.model, layout.tensor)
     used = run.ledger.term(
         linear_parameters_per_rank,
-        setting.line(group, "Linear weights that a token visits", key="linear_used"),
+        setting.line(run.work.group, "Linear weights that every token visits", key="linear_used"),
         split=counts.query_output + counts.feed_forward,
         key_value=counts.key_value,
-        experts=counts.experts_active,
+        experts=0,
         tensor_parallel_size=layout.tensor,
-        kv_share=kv_share,
-        expert_ranks=layout.tensor,
+        kv_share=key_value_share(setting.model, layout.tensor),
+        expert_ranks=layout.expert_group,
         replicated=counts.replicated,
     )
-    touched = run.ledger.term(
-        linear_parameters_per_rank,
-        setting.line(group, "Linear weights that the pass reads", key="linear_touched"),
-        split=counts.query_output + counts.feed_forward,
-        key_value=counts.key_value,
-        experts=counts.experts * _experts_touched(run),
-        tensor_parallel_size=layout.tensor,
-        kv_share=kv_share,
-        expert_ranks=maximum(layout.tensor, layout.expert),
-        replicated=counts.replicated,
-    )
-    moved = touched * read_bytes_per_weight(setting)
+    moved = used * read_bytes_per_weight(setting) * run.work.steps
     return run.matmul("Linear layers", "linear", used, run.work.new_tokens, moved)
 
 
@@ -59,15 +45,6 @@ def dequantise(run: Operation) -> Part:
         memory_efficiency=run.rates.stream_efficiency,
     )
     return Part(seconds)
-
-
-def _experts_touched(run: Operation) -> float:
-    """Return the share of the experts that this pass reads, when tokens spread evenly."""
-    model = run.setting.model
-    if not model.is_moe:
-        return 0.0
-    missed: float = (1 - model.num_experts_per_tok / model.num_experts) ** run.work.new_tokens
-    return 1 - missed
 
 
 def output_head(run: Operation) -> Part:

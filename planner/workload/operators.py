@@ -13,7 +13,11 @@ from planner.workload.setting import Rates, Setting
 
 @dataclass(frozen=True)
 class Pass:
-    """What one forward pass processes, over all sequences of its batch on one replica."""
+    """What one forward pass processes on one device.
+
+    Data-parallel attention and context parallelism give each rank its share, while experts see
+    the ``routed_tokens`` of all ranks. A prompt in chunks passes the weights in several ``steps``.
+    """
 
     group: str
     sequences: float
@@ -21,6 +25,8 @@ class Pass:
     token_pairs: PerGroup
     read_layer_tokens: PerGroup
     sampled_tokens: float
+    routed_tokens: float
+    steps: float = 1.0
     # Whether queries attend to latents as cached, instead of decompressing them first.
     absorbed: bool = False
 

@@ -5,7 +5,7 @@ from functools import cached_property
 
 from planner.catalog.engines import Engine, sources
 from planner.catalog.packed import PackedFormat, packed_format
-from planner.cost.columns import where
+from planner.cost.columns import maximum, where
 from planner.cost.dtypes import element_bytes, unquantised_dtype, weight_bytes_per_element
 from planner.cost.equation import Line, Origin
 from planner.cost.parameters import ParameterCounts
@@ -41,7 +41,9 @@ class Layout:
     """How the work is laid out: groups of ranks, micro-batches, what is split over whom.
 
     Every field but ``pipeline`` may be a column with one value per strategy of a block; the
-    sizes of data, tensor, pipeline and context multiply to the number of devices in use.
+    sizes of data, tensor, pipeline, context and attention data multiply to the number of devices
+    in use. Inside a replica ``attention_data`` ranks hold attention whole for requests of their
+    own and share the experts; ``batch_tokens`` limits a serving step.
     """
 
     data: int = 1
@@ -54,11 +56,18 @@ class Layout:
     chunks: int = 1
     zero_stage: int = 0
     sequence_parallel: bool = False
+    attention_data: int = 1
+    batch_tokens: int = 0
 
     @property
     def devices(self) -> int:
         """Return how many devices the layout takes."""
-        return self.data * self.tensor * self.pipeline * self.context
+        return self.data * self.tensor * self.pipeline * self.context * self.attention_data
+
+    @property
+    def expert_group(self) -> float:
+        """Return the ranks that hold all experts once: by whole experts, the rest by columns."""
+        return maximum(self.tensor * self.attention_data, self.expert)
 
     @property
     def state_ranks(self) -> int:

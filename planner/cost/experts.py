@@ -1,0 +1,86 @@
+"""How unevenly a pass falls on experts: which are read, and what the busiest rank does.
+
+Tokens choose experts evenly and independently. Over more ranks the busiest one decides, and the
+fewer tokens there are the more it has above the mean.
+"""
+
+from planner.cost.columns import maximum, minimum
+from planner.cost.equation import equation
+from planner.cost.quantity import Quantity
+
+# Blom's expected largest of n normal values, and Shore's closed form of the normal quantile.
+BLOM_SHIFT, BLOM_WIDTH = 0.375, 0.25
+SHORE_SCALE, SHORE_POWER = 5.5556, 0.1186
+ROUTING = "tokens choose experts evenly and independently"
+
+
+def excess_of_busiest(ranks: Quantity) -> Quantity:
+    """Return by how many standard deviations the busiest of ``ranks`` is above the mean.
+
+    >>> round(excess_of_busiest(8.0), 2), excess_of_busiest(1.0)
+    (1.43, 0.0)
+    """
+    below = (ranks - BLOM_SHIFT) / (ranks + BLOM_WIDTH)
+    return SHORE_SCALE * (1 - ((1 - below) / below) ** SHORE_POWER)
+
+
+@equation(
+    "n = min(E/x, m + z(x) · √(m · (1-p))), p = 1-(1-k/E)^T, m = p·E/x",
+    unit="experts",
+    symbols={
+        "num_experts": "E",
+        "experts_per_token": "k",
+        "num_tokens": "T",
+        "expert_ranks": "x",
+    },
+    source=ROUTING,
+)
+def experts_read(
+    *,
+    num_experts: Quantity,
+    experts_per_token: Quantity,
+    num_tokens: Quantity,
+    expert_ranks: Quantity,
+) -> Quantity:
+    """Return how many different experts the busiest rank reads in one layer."""
+    touched = 1 - (1 - experts_per_token / num_experts) ** num_tokens
+    mean = touched * num_experts / expert_ranks
+    spread = maximum(0.0, mean * (1 - touched)) ** 0.5
+    return minimum(num_experts / expert_ranks, mean + excess_of_busiest(expert_ranks) * spread)
+
+
+@equation(
+    "n = min(T · min(k, E/x), μ + z(x) · √(μ · (1-1/x) · (E-k)/(E-1))), μ = T·k/x",
+    unit="tokens",
+    symbols={
+        "num_experts": "E",
+        "experts_per_token": "k",
+        "num_tokens": "T",
+        "expert_ranks": "x",
+    },
+    source=ROUTING,
+)
+def expert_visits(
+    *,
+    num_experts: Quantity,
+    experts_per_token: Quantity,
+    num_tokens: Quantity,
+    expert_ranks: Quantity,
+) -> Quantity:
+    """Return how many visits of a token to an expert the busiest rank computes in one layer."""
+    mean = num_tokens * experts_per_token / expert_ranks
+    others = (num_experts - experts_per_token) / maximum(1.0, num_experts - 1)
+    spread = (mean * (1 - 1 / expert_ranks) * others) ** 0.5
+    most = num_tokens * minimum(experts_per_token, num_experts / expert_ranks)
+    return minimum(most, mean + excess_of_busiest(expert_ranks) * spread)
+
+
+@equation(
+    "s = 1-(1-1/x)^k",
+    unit="",
+    symbols={"expert_ranks": "x", "experts_per_token": "k"},
+    source=ROUTING,
+)
+def dispatch_share(*, expert_ranks: Quantity, experts_per_token: Quantity) -> Quantity:
+    """Return the share of all tokens that any one group of experts must see."""
+    return 1 - (1 - 1 / expert_ranks) ** experts_per_token
