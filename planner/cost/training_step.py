@@ -16,7 +16,8 @@ from planner.cost.quantity import Quantity
         "exposed_s": "exposed",
         "update_s": "update",
     },
-    source="Narayanan et al. 2021, arXiv:2104.04473, section 2.2 (GPipe, 1F1B, interleaved)",
+    source="Narayanan et al. 2021, arXiv:2104.04473, section 2.2 (GPipe, 1F1B, interleaved); "
+    "Qi et al. 2023, arXiv:2401.10241 (zero bubble, as chunks that divide the bubble)",
 )
 def step_seconds(
     *,
@@ -41,3 +42,17 @@ def exposed_seconds(*, links_s: Quantity, window_s: Quantity, tax_ratio: Quantit
     """Return the seconds by which an exchange behind ``window_s`` of work lengthens a step."""
     hidden = minimum(links_s, window_s)
     return links_s - hidden + tax_ratio * hidden
+
+
+def zero_bubble_divisor(passes: float, weight_passes: float) -> float:
+    """Return by what ZB-H1 divides the bubble of 1F1B, at equally long passes.
+
+    Weight gradients wait for nobody: they fill the bubble of ``passes`` down to that of the
+    forward and the input gradients less the weight gradients.
+
+    Source: Qi et al. 2023, arXiv:2401.10241, table 2: (p-1)(T_F + T_B - T_W).
+
+    >>> zero_bubble_divisor(3, 1)
+    3.0
+    """
+    return passes / (passes - 2 * weight_passes)

@@ -53,6 +53,7 @@ class Strategy(SparseSpec):
     attention_data_parallel_size: PositiveInt | None = None
     sequence_parallel: bool | None = None
     zero_stage: ZeroStage | None = None
+    zero_shard_size: PositiveInt | None = None
     pipeline_schedule: PipelineSchedule | None = None
     virtual_pipeline_size: PositiveInt | None = None
     micro_batch_size: PositiveInt | None = None

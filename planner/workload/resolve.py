@@ -17,6 +17,7 @@ from planner.specs.model import ModelSpec
 from planner.specs.strategy import Strategy
 from planner.specs.workload import CompressWorkload, TrainWorkload
 from planner.workload.setting import Layout, Setting
+from planner.workload.validity import batch_rules, check, rank_rules, training_rules
 
 NOT_YET = {
     "context_parallel_size": "context parallelism",
@@ -25,6 +26,7 @@ NOT_YET = {
     "sparsity": "sparse weights",
     "attention_data_parallel_size": "data-parallel attention",
     "virtual_pipeline_size": "interleaved pipelines",
+    "zero_shard_size": "sharded states",
 }
 RUNNER_INT4_GROUP = 64
 # What a named quantisation stores and computes in, where the dtypes are not given.
@@ -43,8 +45,7 @@ FORMAT_BY_QUANTIZATION: dict[str, tuple[Dtype, Dtype]] = {
     "nvfp4": ("nvfp4", "nvfp4"),
 }
 # Costed for training; serving has no use for them yet.
-TRAINING_ONLY = frozenset({"context_parallel_size", "virtual_pipeline_size"})
-COVERED_SCHEDULES = {None, "gpipe", "1f1b", "interleaved"}
+TRAINING_ONLY = frozenset({"context_parallel_size", "virtual_pipeline_size", "zero_shard_size"})
 EIGHT_BIT_FLOATS = {"fp8", "nvfp4", "mxfp4"}
 
 
@@ -80,6 +81,10 @@ def resolve(request: EstimateRequest) -> Setting:
     refuse_uncovered(request.strategy, training=training)
     layout = _layout(request, model)
     strategy = _filled(request, model, engine, layout)
+    layout = _filled_layout(layout, strategy)
+    if isinstance(request.workload, TrainWorkload):
+        schedule = strategy.pipeline_schedule
+        check(training_rules(model, request.workload, layout, schedule))
     setting = Setting(
         model=model,
         counts=count_parameters(model),
@@ -88,7 +93,7 @@ def resolve(request: EstimateRequest) -> Setting:
         workload=request.workload,
         engine=engine,
         strategy=strategy,
-        layout=_filled_layout(layout, strategy),
+        layout=layout,
         host_calibration=request.host_calibration,
     )
     _warn(setting, request)
@@ -120,12 +125,6 @@ def refuse_uncovered(strategy: Strategy, *, training: bool = False) -> None:
                 f"{name} is {value!r}: {title} cannot be costed yet; leave it out",
                 f"strategy.{name}",
             )
-    if strategy.pipeline_schedule not in COVERED_SCHEDULES:
-        raise NotCoveredError(
-            f"pipeline_schedule {strategy.pipeline_schedule} cannot be costed yet: "
-            "choose gpipe, 1f1b or interleaved",
-            "strategy.pipeline_schedule",
-        )
     named = {None, *FORMAT_BY_QUANTIZATION}
     if strategy.quantization not in named and packed_format(strategy.quantization) is None:
         raise NotCoveredError(
@@ -149,25 +148,7 @@ def _layout(request: EstimateRequest, model: ModelSpec) -> Layout:
     data = strategy.data_parallel_size or max(1, available // (tensor * pipeline * context))
     expert = strategy.expert_parallel_size or 1
     layout = Layout(data, tensor, pipeline, expert, context)
-    if layout.devices > available:
-        raise NotPossibleError(
-            f"{data} data x {tensor} tensor x {pipeline} pipeline ranks"
-            f"{f' x {context} context ranks' if context > 1 else ''} take {layout.devices} "
-            f"devices, the cluster has {available}",
-            "strategy.tensor_parallel_size",
-        )
-    _check_divides(model, tensor, pipeline)
-    if expert > 1 and not model.is_moe:
-        raise NotPossibleError(
-            f"expert_parallel_size is {expert}, but {model.id} is dense: it has no experts",
-            "strategy.expert_parallel_size",
-        )
-    if expert > data * tensor * context or (model.is_moe and model.num_experts % expert):
-        raise NotPossibleError(
-            f"expert_parallel_size is {expert}: it must divide the {model.num_experts} experts "
-            f"and be at most data x tensor = {data * tensor * context}",
-            "strategy.expert_parallel_size",
-        )
+    check(rank_rules(model, available, layout))
     return layout
 
 
@@ -180,28 +161,8 @@ def _filled_layout(layout: Layout, strategy: Strategy) -> Layout:
         chunks=strategy.virtual_pipeline_size or 1,
         zero_stage=strategy.zero_stage or 0,
         sequence_parallel=bool(strategy.sequence_parallel),
+        shard=strategy.zero_shard_size or 0,
     )
-
-
-def _check_divides(model: ModelSpec, tensor: int, pipeline: int) -> None:
-    heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
-    if heads % tensor:
-        raise NotPossibleError(
-            f"tensor_parallel_size is {tensor}: it must divide the {heads} attention heads",
-            "strategy.tensor_parallel_size",
-        )
-    if max(kv_heads, tensor) % min(kv_heads, tensor):
-        raise NotPossibleError(
-            f"tensor_parallel_size is {tensor}: it must divide, or be a multiple of, the "
-            f"{kv_heads} key-value heads",
-            "strategy.tensor_parallel_size",
-        )
-    if pipeline > model.num_hidden_layers:
-        raise NotPossibleError(
-            f"pipeline_parallel_size is {pipeline}, but the model has only "
-            f"{model.num_hidden_layers} layers",
-            "strategy.pipeline_parallel_size",
-        )
 
 
 def _filled(
@@ -272,26 +233,15 @@ def _training_defaults(
     workload, given = request.workload, request.strategy
     if not isinstance(workload, TrainWorkload):
         raise BadRequestError("training defaults are for workload.kind train", "workload.kind")
-    per_rank = workload.global_batch_size / layout.data
-    if per_rank < 1 or not per_rank.is_integer():
-        raise NotPossibleError(
-            f"global_batch_size is {workload.global_batch_size}: it must be a multiple of "
-            f"data_parallel_size {layout.data}",
-            "workload.global_batch_size",
-        )
+    per_rank = workload.global_batch_size // layout.data
     accumulation = given.gradient_accumulation_steps
-    whole = int(per_rank) if engine.role == "runner" else 1
-    micro = given.micro_batch_size or (int(per_rank) // accumulation if accumulation else whole)
-    if micro == 0 or per_rank % micro:
-        raise NotPossibleError(
-            f"micro_batch_size is {micro}: it must divide the {int(per_rank)} sequences of each "
-            "data-parallel rank",
-            "strategy.micro_batch_size",
-        )
-    steps = int(per_rank) // micro
+    whole = per_rank if engine.role == "runner" else 1
+    micro = given.micro_batch_size or (per_rank // accumulation if accumulation else whole)
+    check(batch_rules(workload, layout.data, micro))
+    steps = per_rank // micro
     if accumulation and accumulation != steps:
         raise NotPossibleError(
-            f"gradient_accumulation_steps is {accumulation}, but {int(per_rank)} sequences a "
+            f"gradient_accumulation_steps is {accumulation}, but {per_rank} sequences a "
             f"rank at micro_batch_size {micro} make {steps}",
             "strategy.gradient_accumulation_steps",
         )

@@ -58,6 +58,7 @@ class Layout:
     sequence_parallel: bool = False
     attention_data: int = 1
     batch_tokens: int = 0
+    shard: int = 0
 
     @property
     def devices(self) -> int:
@@ -73,6 +74,16 @@ class Layout:
     def state_ranks(self) -> int:
         """Return the ranks that hold the same weights: they can split the training states."""
         return self.data * self.context
+
+    @property
+    def shard_ranks(self) -> float:
+        """Return the ranks that split one copy of the states: all of them unless told."""
+        return where(self.shard > 0, self.shard, self.state_ranks)
+
+    @property
+    def replicas(self) -> float:
+        """Return how many copies of sharded states there are (HSDP); one unless told."""
+        return self.state_ranks / self.shard_ranks
 
     @property
     def sequence_ranks(self) -> float:

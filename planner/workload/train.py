@@ -1,28 +1,23 @@
 """One training step: forward, backward, recomputation, bubble, exposed communication, update."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from planner.cost.activations import score_bytes
-from planner.cost.columns import any_of, maximum, where
+from planner.cost.columns import maximum
 from planner.cost.communication import (
-    all_gather_seconds,
-    all_reduce_seconds,
-    all_to_all_seconds,
-    point_to_point_seconds,
     transfer_seconds,
 )
 from planner.cost.compute import attention_work, layer_pairs, matmul_flops
 from planner.cost.dtypes import WIDE, element_bytes
-from planner.cost.equation import Ledger, Line
+from planner.cost.equation import Ledger
 from planner.cost.roofline import compute_seconds, memory_seconds, overhead_seconds
 from planner.cost.training_states import STATE_BYTES, zero_shards
-from planner.cost.training_step import exposed_seconds, step_seconds
-from planner.specs.base import OperatorClass
+from planner.cost.training_step import step_seconds, zero_bubble_divisor
 from planner.specs.workload import TrainWorkload
 from planner.workload.forward import elementwise_bytes
-from planner.workload.operators import link_for
 from planner.workload.outcome import Outcome, performance_of
 from planner.workload.setting import Rates, Setting, rates_of
+from planner.workload.training_exchange import GROUP, Exchange, step_line
 from planner.workload.training_memory import (
     ADAPTER_METHODS,
     optimizer_of,
@@ -31,24 +26,12 @@ from planner.workload.training_memory import (
     training_memory,
 )
 
-GROUP = "train_step"
 # Forward is one pass over the weights; backward is one for the inputs and one for the weights,
 # of which frozen weights need only the first.
 FULL_PASSES, ADAPTER_PASSES = 3, 2
-# All-reduces of tensor parallelism per layer: two forward and two backward.
-REDUCES_PER_LAYER = 4
-# The share of a data-parallel exchange that the backward pass hides.
-OVERLAP = 0.8
-BACKWARD_SHARE = 2 / 3
-FULL_SHARDING = 3  # the ZeRO stage that also splits the weights
+# the ZeRO stage that also splits the weights
 # Softmax and dropout each write their result and read it again.
 SCORE_TRIPS = 2
-# Dispatch and combine, once forward and once backward.
-EXPERT_EXCHANGES = 2
-# Sharded weights are gathered for the forward and again for the backward pass.
-GATHERS = 2
-# The share of a hidden exchange that its kernels take from the work beside it.
-PROCESSOR_TAX = 0.05
 # An eager backward pass issues about twice the operators of the forward pass.
 ISSUE_PASSES = 3
 # The optimiser reads weight, gradient and states and writes weight and states.
@@ -79,9 +62,9 @@ def train(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outcome:
     step = _Step(setting, workload, ledger)
     memory = training_memory(setting, ledger, workload)
     micro = step.micro_batch()
-    exposed, update = step.data_parallel(micro), step.update()
+    exposed, update = step.exchange(micro), step.update()
     layout = setting.layout
-    count, stages, chunks = layout.micro_batches, layout.pipeline, layout.chunks
+    count, stages, chunks = layout.micro_batches, layout.pipeline, step.bubble_chunks
     seconds = ledger.term(
         step_seconds,
         setting.line(GROUP, "Training step", key="step"),
@@ -130,43 +113,55 @@ class _Step:
         self.tokens = layout.micro_batch * workload.sequence_length / layout.context
         # One device does its share of a replica's work: 1 / (tensor x pipeline).
         self.share = layout.tensor * layout.pipeline
+        self.links = Exchange(setting, self.rates, ledger, self.tokens)
+
+    @property
+    def passes(self) -> int:
+        """Return how often the products run per micro-batch, forward and backward."""
+        return ADAPTER_PASSES if self.workload.method in ADAPTER_METHODS else FULL_PASSES
+
+    @property
+    def recomputed(self) -> int:
+        """Return how often the forward pass runs again."""
+        return 1 if self.setting.strategy.activation_recomputation == "full" else 0
+
+    @property
+    def bubble_chunks(self) -> float:
+        """Return by what the schedule divides the pipeline's bubble."""
+        if self.setting.strategy.pipeline_schedule != "zero_bubble":
+            return self.setting.layout.chunks
+        weight_passes = self.passes - ADAPTER_PASSES
+        return zero_bubble_divisor(self.passes + self.recomputed, weight_passes)
 
     def micro_batch(self) -> _MicroBatch:
         """Cost forward and backward of one micro-batch on one device."""
         matmul, attention = self._matmul_flops(), self._attention_flops()
-        is_adapter = self.workload.method in ADAPTER_METHODS
-        passes = ADAPTER_PASSES if is_adapter else FULL_PASSES
+        passes, recomputed = self.passes, self.recomputed
         recomputation = self.setting.strategy.activation_recomputation
-        recomputed = 1 if recomputation == "full" else 0
         again = 1 if recomputation == "selective" else recomputed
         name = "Forward, backward, recomputation"
         compute = self._compute(name, "matmul", matmul * (passes + recomputed))
         compute = compute + self._compute(
             f"Attention: {name.lower()}", "attention", attention * (passes + again)
         )
+        rate = self.rates.peak_flops_per_s * self.rates.compute_efficiency
         work = matmul * (passes + recomputed) + attention * (passes + again)
-        window = work / (self.rates.peak_flops_per_s * self.rates.compute_efficiency)
         memory = self._elementwise(FULL_PASSES + recomputed)
         memory = memory + self._scores(FULL_PASSES + again)
         overhead = self._overhead(compute + memory)
         return _MicroBatch(
             compute,
             memory,
-            self._tensor_parallel(),
+            self.links.micro_batch(attention * (passes + again) / rate),
             overhead,
             (matmul + attention) * passes,
-            window,
+            work / rate,
         )
-
-    def _line(self, name: str, part: str, operator_class: OperatorClass, key: str = "") -> Line:
-        """Return where a term goes, with the factor that published runs give its part."""
-        line = self.setting.line(GROUP, name, operator_class, key)
-        return replace(line, factor=line.factor * self.setting.training_factor(part))
 
     def _compute(self, name: str, part: str, flops: float) -> float:
         return self.ledger.term(
             compute_seconds,
-            self._line(name, part, "compute", "compute"),
+            step_line(self.setting, name, part, "compute", "compute"),
             work_flops=flops,
             peak_flops_per_s=self.rates.peak_flops_per_s,
             compute_efficiency=self.rates.compute_efficiency,
@@ -202,7 +197,8 @@ class _Step:
         logits = self.tokens * self.setting.model.vocab_size / self.share
         return self.ledger.term(
             memory_seconds,
-            self._line(
+            step_line(
+                self.setting,
                 "Norms, activations, residuals, loss",
                 "elementwise",
                 "memory_bandwidth",
@@ -229,7 +225,7 @@ class _Step:
         layers = setting.model.num_hidden_layers / setting.layout.pipeline
         return self.ledger.term(
             memory_seconds,
-            self._line("Scores through memory", "scores", "memory_bandwidth"),
+            step_line(self.setting, "Scores through memory", "scores", "memory_bandwidth"),
             moved_bytes=SCORE_TRIPS * written * layers * passes,
             memory_bytes_per_s=self.rates.memory_bytes_per_s,
             memory_efficiency=self.rates.stream_efficiency,
@@ -247,7 +243,7 @@ class _Step:
         engine = self.setting.engine
         issue = self.ledger.term(
             overhead_seconds,
-            self._line("Issuing operators", "issue", "overhead"),
+            step_line(self.setting, "Issuing operators", "issue", "overhead"),
             num_layers=self.setting.model.num_hidden_layers / self.setting.layout.pipeline,
             ops_per_layer=engine.ops_per_layer,
             op_overhead_s=self.rates.op_overhead_s,
@@ -257,87 +253,23 @@ class _Step:
         runs_ahead = engine.role == "runner" and self.setting.device.kind != "cpu"
         return maximum(0.0, issue - work_s) if runs_ahead else issue
 
-    def _tensor_parallel(self) -> float:
-        setting, layout = self.setting, self.setting.layout
-        payload = self.tokens * setting.model.hidden_size * setting.activation_element_bytes
-        seconds = self.ledger.term(
-            all_reduce_seconds,
-            self._line("Tensor-parallel all-reduces", "tensor_parallel", "communication"),
-            payload_bytes=payload,
-            ranks=layout.tensor,
-            link_bytes_per_s=link_for(setting, self.rates, layout.tensor),
-            latency_s=self.rates.latency_s,
-            count=REDUCES_PER_LAYER * setting.model.num_hidden_layers / layout.pipeline,
-        )
-        if any_of(layout.expert > 1):
-            seconds = seconds + self._expert_exchange(payload)
-        if layout.pipeline > 1:
-            seconds = seconds + self.ledger.term(
-                point_to_point_seconds,
-                self._line("Pipeline hand-over", "pipeline", "communication"),
-                payload_bytes=payload,
-                ranks=2,
-                link_bytes_per_s=link_for(setting, self.rates, self.share),
-                latency_s=self.rates.latency_s,
-                count=2,
-            )
-        return seconds
-
-    def _expert_exchange(self, payload_bytes: float) -> float:
-        """Cost sending tokens to their experts and back, forward and backward."""
-        setting, layout, model = self.setting, self.setting.layout, self.setting.model
-        return self.ledger.term(
-            all_to_all_seconds,
-            self._line("Expert exchange", "expert_exchange", "communication"),
-            payload_bytes=payload_bytes * model.num_experts_per_tok / layout.tensor,
-            ranks=layout.expert,
-            link_bytes_per_s=link_for(setting, self.rates, layout.expert),
-            latency_s=self.rates.latency_s,
-            count=EXPERT_EXCHANGES * model.num_moe_layers / layout.pipeline,
-        )
-
     def _trained_per_device(self) -> float:
         return trained_parameters(self.setting, self.workload) / self.share
 
-    def data_parallel(self, micro: _MicroBatch) -> float:
+    def exchange(self, micro: _MicroBatch) -> float:
         """Cost the exchange of gradients and shards that the backward pass does not hide."""
-        setting, layout = self.setting, self.setting.layout
+        setting = self.setting
         dtype = setting.strategy.gradient_dtype or "bf16"
-        line = setting.line(GROUP, "Data-parallel exchange", "communication")
-        link = link_for(setting, self.rates, layout.devices)
-        whole = self.ledger.term(
-            all_reduce_seconds,
-            line,
-            payload_bytes=self._trained_per_device() * element_bytes(dtype),
-            ranks=layout.state_ranks,
-            link_bytes_per_s=link,
-            latency_s=self.rates.latency_s,
-        )
-        gathered = layout.zero_stage >= FULL_SHARDING
-        if any_of(gathered):
-            whole = whole + self.ledger.term(
-                all_gather_seconds,
-                setting.line(GROUP, "Gathering weight shards", "communication"),
-                payload_bytes=setting.counts.total / self.share * setting.weight_element_bytes,
-                ranks=where(gathered, layout.state_ranks, 1),
-                link_bytes_per_s=link,
-                latency_s=self.rates.latency_s,
-                count=GATHERS * layout.micro_batches,
-            )
-        if not any_of(whole > 0):
-            return 0.0
-        return self.ledger.term(
-            exposed_seconds,
-            self._line("Exchange that work does not hide", "exchange", "communication"),
-            links_s=whole,
-            window_s=OVERLAP * BACKWARD_SHARE * micro.window_s * layout.micro_batches,
-            tax_ratio=PROCESSOR_TAX,
+        return self.links.step(
+            gradient_bytes=self._trained_per_device() * element_bytes(dtype),
+            weight_bytes=setting.counts.total / self.share * setting.weight_element_bytes,
+            window_s=micro.window_s * setting.layout.micro_batches,
         )
 
     def update(self) -> float:
         """Cost the optimiser's reading and writing of weights, gradients and states."""
         setting = self.setting
-        shards = zero_shards(setting.layout.zero_stage, 1, setting.layout.state_ranks)
+        shards = zero_shards(setting.layout.zero_stage, 1, setting.layout.shard_ranks)
         parameters = self._trained_per_device() / shards
         gradient = element_bytes(setting.strategy.gradient_dtype or "bf16")
         states = STATE_BYTES[optimizer_of(self.workload)]
@@ -346,7 +278,7 @@ class _Step:
             return self._offloaded_update(parameters, gradient, each)
         return self.ledger.term(
             memory_seconds,
-            self._line("Optimiser update", "update", "memory_bandwidth", "update"),
+            step_line(self.setting, "Optimiser update", "update", "memory_bandwidth", "update"),
             moved_bytes=parameters * each,
             memory_bytes_per_s=self.rates.memory_bytes_per_s,
             memory_efficiency=self.rates.stream_efficiency,

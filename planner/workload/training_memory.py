@@ -104,7 +104,7 @@ def _offloaded_bytes(setting: Setting, workload: TrainWorkload, alike: Sequence[
         for index in sorted(set(alike))
     )
     layout = setting.layout
-    return per_rank * layout.tensor * zero_shards(layout.zero_stage, 1, layout.state_ranks)
+    return per_rank * layout.tensor * zero_shards(layout.zero_stage, 1, layout.shard_ranks)
 
 
 class _Stage:
@@ -143,7 +143,7 @@ class _Stage:
 
     def _shards(self, first_sharding_stage: int) -> float:
         layout = self.setting.layout
-        return zero_shards(layout.zero_stage, first_sharding_stage, layout.state_ranks)
+        return zero_shards(layout.zero_stage, first_sharding_stage, layout.shard_ranks)
 
     def weights(self) -> float:
         """Return the stored weights, split over data ranks from ZeRO stage 3 on."""

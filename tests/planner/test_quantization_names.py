@@ -41,12 +41,6 @@ def test_a_method_without_a_format_is_refused_with_the_known_ones():
     assert caught.value.field == "strategy.quantization"
 
 
-@pytest.mark.parametrize("schedule", ["zero_bubble"])
-def test_a_schedule_without_a_formula_is_refused(schedule):
-    with pytest.raises(NotCoveredError, match=schedule):
-        ask(workload=TRAIN, devices=4, strategy={"pipeline_schedule": schedule})
-
-
 def test_qlora_pays_for_unpacking_its_base():
     plain = ask(workload={**TRAIN, "method": "lora"}, engine="megatron")
     packed = ask(workload={**TRAIN, "method": "qlora"}, engine="megatron")

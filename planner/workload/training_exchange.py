@@ -1,0 +1,172 @@
+"""What a training step sends over the links: within each micro-batch, and once per step."""
+
+from dataclasses import replace
+
+from planner.cost.columns import any_of, maximum, where
+from planner.cost.communication import (
+    all_gather_seconds,
+    all_reduce_seconds,
+    all_to_all_seconds,
+    point_to_point_seconds,
+)
+from planner.cost.dtypes import element_bytes
+from planner.cost.equation import Ledger, Line
+from planner.cost.training_step import exposed_seconds
+from planner.specs.base import OperatorClass
+from planner.workload.operators import link_for
+from planner.workload.setting import Rates, Setting
+
+GROUP = "train_step"
+# All-reduces of tensor parallelism per layer: two forward and two backward.
+REDUCES_PER_LAYER = 4
+# The share of a data-parallel exchange that the backward pass hides.
+OVERLAP = 0.8
+BACKWARD_SHARE = 2 / 3
+FULL_SHARDING = 3  # the ZeRO stage that also splits the weights
+# Dispatch and combine, once forward and once backward.
+EXPERT_EXCHANGES = 2
+# Sharded weights are gathered for the forward and again for the backward pass.
+GATHERS = 2
+# The ring passes keys and values on when going forward, and those and their gradients backward.
+RING_PASSES = 3
+# The share of a hidden exchange that its kernels take from the work beside it.
+PROCESSOR_TAX = 0.05
+
+
+def step_line(
+    setting: Setting, name: str, part: str, operator_class: OperatorClass, key: str = ""
+) -> Line:
+    """Return where a term goes, with the factor that published runs give its part."""
+    line = setting.line(GROUP, name, operator_class, key)
+    return replace(line, factor=line.factor * setting.training_factor(part))
+
+
+class Exchange:
+    """The exchanges of one step on one device, each recorded as it is costed."""
+
+    def __init__(self, setting: Setting, rates: Rates, ledger: Ledger, tokens: float) -> None:
+        self.setting, self.rates, self.ledger, self.tokens = setting, rates, ledger, tokens
+
+    def micro_batch(self, attention_s: float) -> float:
+        """Cost what one micro-batch sends; the ring hides behind ``attention_s`` of arithmetic."""
+        setting, layout = self.setting, self.setting.layout
+        payload = self.tokens * setting.model.hidden_size * setting.activation_element_bytes
+        seconds = self._tensor_parallel(payload)
+        if any_of(layout.expert > 1):
+            seconds = seconds + self._experts(payload)
+        if any_of(layout.context > 1):
+            seconds = seconds + self._ring(attention_s)
+        if layout.pipeline > 1:
+            seconds = seconds + self._hand_over(payload)
+        return seconds
+
+    def _tensor_parallel(self, payload_bytes: float) -> float:
+        setting, layout = self.setting, self.setting.layout
+        return self.ledger.term(
+            all_reduce_seconds,
+            step_line(setting, "Tensor-parallel all-reduces", "tensor_parallel", "communication"),
+            payload_bytes=payload_bytes,
+            ranks=layout.tensor,
+            link_bytes_per_s=link_for(setting, self.rates, layout.tensor),
+            latency_s=self.rates.latency_s,
+            count=REDUCES_PER_LAYER * setting.model.num_hidden_layers / layout.pipeline,
+        )
+
+    def _experts(self, payload_bytes: float) -> float:
+        """Cost sending tokens to their experts and back, forward and backward."""
+        setting, layout, model = self.setting, self.setting.layout, self.setting.model
+        return self.ledger.term(
+            all_to_all_seconds,
+            step_line(setting, "Expert exchange", "expert_exchange", "communication"),
+            payload_bytes=payload_bytes * model.num_experts_per_tok / layout.tensor,
+            ranks=layout.expert,
+            link_bytes_per_s=link_for(setting, self.rates, layout.expert),
+            latency_s=self.rates.latency_s,
+            count=EXPERT_EXCHANGES * model.num_moe_layers / layout.pipeline,
+        )
+
+    def _ring(self, attention_s: float) -> float:
+        """Cost passing keys and values around the context-parallel ranks beside attention."""
+        setting, layout, model = self.setting, self.setting.layout, self.setting.model
+        heads = maximum(model.num_key_value_heads / layout.tensor, 1.0)
+        links = self.ledger.term(
+            point_to_point_seconds,
+            setting.line(GROUP, "Keys and values around the ring", "communication"),
+            payload_bytes=2 * heads * model.head_dim * self.tokens * element_bytes("bf16"),
+            ranks=layout.context,
+            link_bytes_per_s=link_for(setting, self.rates, layout.tensor * layout.context),
+            latency_s=self.rates.latency_s,
+            count=RING_PASSES * model.num_hidden_layers / layout.pipeline,
+        )
+        return self.ledger.term(
+            exposed_seconds,
+            step_line(setting, "Ring that attention does not hide", "exchange", "communication"),
+            links_s=links,
+            window_s=attention_s,
+            tax_ratio=PROCESSOR_TAX,
+        )
+
+    def _hand_over(self, payload_bytes: float) -> float:
+        """Cost handing activations and gradients on, once for each chunk of a stage."""
+        setting, layout = self.setting, self.setting.layout
+        return self.ledger.term(
+            point_to_point_seconds,
+            step_line(setting, "Pipeline hand-over", "pipeline", "communication"),
+            payload_bytes=payload_bytes,
+            ranks=2,
+            link_bytes_per_s=link_for(setting, self.rates, layout.tensor * layout.pipeline),
+            latency_s=self.rates.latency_s,
+            count=2 * layout.chunks,
+        )
+
+    def step(self, gradient_bytes: float, weight_bytes: float, window_s: float) -> float:
+        """Cost the exchange of gradients and shards that ``window_s`` of work does not hide."""
+        layout = self.setting.layout
+        # Without replicas of shards the group spans all ranks, stage by stage.
+        span = where(layout.shard > 0, layout.tensor * layout.shard_ranks, layout.devices)
+        link = link_for(self.setting, self.rates, span)
+        links = self._gradients(gradient_bytes, link)
+        gathered = layout.zero_stage >= FULL_SHARDING
+        if any_of(gathered):
+            links = links + self.ledger.term(
+                all_gather_seconds,
+                self.setting.line(GROUP, "Gathering weight shards", "communication"),
+                payload_bytes=weight_bytes,
+                ranks=where(gathered, layout.shard_ranks, 1),
+                link_bytes_per_s=link,
+                latency_s=self.rates.latency_s,
+                count=GATHERS * layout.micro_batches,
+            )
+        if not any_of(links > 0):
+            return 0.0
+        return self.ledger.term(
+            exposed_seconds,
+            step_line(
+                self.setting, "Exchange that work does not hide", "exchange", "communication"
+            ),
+            links_s=links,
+            window_s=OVERLAP * BACKWARD_SHARE * window_s,
+            tax_ratio=PROCESSOR_TAX,
+        )
+
+    def _gradients(self, gradient_bytes: float, link: float) -> float:
+        """Cost reducing the gradients within a group of shards, then between the replicas."""
+        setting, layout = self.setting, self.setting.layout
+        seconds = self.ledger.term(
+            all_reduce_seconds,
+            setting.line(GROUP, "Data-parallel exchange", "communication"),
+            payload_bytes=gradient_bytes,
+            ranks=layout.shard_ranks,
+            link_bytes_per_s=link,
+            latency_s=self.rates.latency_s,
+        )
+        if any_of(layout.replicas > 1):
+            seconds = seconds + self.ledger.term(
+                all_reduce_seconds,
+                setting.line(GROUP, "Exchange between replicas", "communication"),
+                payload_bytes=gradient_bytes / layout.shard_ranks,
+                ranks=layout.replicas,
+                link_bytes_per_s=link_for(setting, self.rates, layout.devices),
+                latency_s=self.rates.latency_s,
+            )
+        return seconds

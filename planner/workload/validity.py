@@ -1,0 +1,183 @@
+"""What a layout must satisfy, once for one layout and for columns of them.
+
+The exact door raises at the first rule that does not hold; the search masks every layout that
+breaks one. Both read the same rules, so that neither can offer what the other refuses.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import reduce
+
+from planner.cost.columns import Flag, both, divides, either, maximum, minimum, negate
+from planner.errors import NotPossibleError
+from planner.specs.model import ModelSpec
+from planner.specs.workload import TrainWorkload
+from planner.workload.setting import Layout
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A condition, the field to blame when it does not hold, and what to say then."""
+
+    holds: Flag
+    field: str
+    message: Callable[[], str]
+
+
+def check(rules: Iterable[Rule]) -> None:
+    """Pass when every rule holds.
+
+    Raises:
+        NotPossibleError: names the field of the first rule that does not, with the numbers.
+    """
+    for rule in rules:
+        if not rule.holds:
+            raise NotPossibleError(rule.message(), rule.field)
+
+
+def mask(rules: Iterable[Rule]) -> Flag:
+    """Return where every rule holds."""
+    return reduce(both, (rule.holds for rule in rules))
+
+
+def rank_rules(model: ModelSpec, available: int, layout: Layout) -> Iterator[Rule]:
+    """Yield what the groups of ranks must satisfy on ``available`` devices."""
+    data, tensor, pipeline, context = layout.data, layout.tensor, layout.pipeline, layout.context
+    yield Rule(
+        layout.devices <= available,
+        "strategy.tensor_parallel_size",
+        lambda: (
+            f"{data} data x {tensor} tensor x {pipeline} pipeline ranks"
+            f"{f' x {context} context ranks' if context > 1 else ''} take {layout.devices} "
+            f"devices, the cluster has {available}"
+        ),
+    )
+    yield from _division_rules(model, tensor, pipeline)
+    if model.is_moe:
+        yield from _expert_rules(model, layout)
+        return
+    yield Rule(
+        layout.expert <= 1,
+        "strategy.expert_parallel_size",
+        lambda: (
+            f"expert_parallel_size is {layout.expert}, but {model.id} is dense: it has no experts"
+        ),
+    )
+
+
+def _division_rules(model: ModelSpec, tensor: int, pipeline: int) -> Iterator[Rule]:
+    heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
+    yield Rule(
+        divides(tensor, heads),
+        "strategy.tensor_parallel_size",
+        lambda: f"tensor_parallel_size is {tensor}: it must divide the {heads} attention heads",
+    )
+    yield Rule(
+        divides(minimum(kv_heads, tensor), maximum(kv_heads, tensor)),
+        "strategy.tensor_parallel_size",
+        lambda: (
+            f"tensor_parallel_size is {tensor}: it must divide, or be a multiple of, the "
+            f"{kv_heads} key-value heads"
+        ),
+    )
+    yield Rule(
+        pipeline <= model.num_hidden_layers,
+        "strategy.pipeline_parallel_size",
+        lambda: (
+            f"pipeline_parallel_size is {pipeline}, but the model has only "
+            f"{model.num_hidden_layers} layers"
+        ),
+    )
+
+
+def _expert_rules(model: ModelSpec, layout: Layout) -> Iterator[Rule]:
+    most = layout.state_ranks * layout.tensor
+    yield Rule(
+        both(layout.expert <= most, divides(layout.expert, model.num_experts)),
+        "strategy.expert_parallel_size",
+        lambda: (
+            f"expert_parallel_size is {layout.expert}: it must divide the {model.num_experts} "
+            f"experts and be at most data x tensor = {most}"
+        ),
+    )
+
+
+def batch_rules(workload: TrainWorkload, data: int, micro: float) -> Iterator[Rule]:
+    """Yield what the micro-batch must satisfy to share the global batch evenly."""
+    yield Rule(
+        divides(data, workload.global_batch_size),
+        "workload.global_batch_size",
+        lambda: (
+            f"global_batch_size is {workload.global_batch_size}: it must be a multiple of "
+            f"data_parallel_size {data}"
+        ),
+    )
+    each = workload.global_batch_size / data
+    yield Rule(
+        both(micro >= 1, divides(maximum(micro, 1), each)),
+        "strategy.micro_batch_size",
+        lambda: (
+            f"micro_batch_size is {micro}: it must divide the {each:.0f} sequences of each "
+            "data-parallel rank"
+        ),
+    )
+
+
+def training_rules(
+    model: ModelSpec, workload: TrainWorkload, layout: Layout, schedule: str | None
+) -> Iterator[Rule]:
+    """Yield what the rest of a training layout must satisfy."""
+    yield Rule(
+        divides(layout.context, workload.sequence_length),
+        "strategy.context_parallel_size",
+        lambda: (
+            f"context_parallel_size is {layout.context}: it must divide the "
+            f"{workload.sequence_length} tokens of a sequence"
+        ),
+    )
+    yield Rule(
+        either(layout.shard == 0, layout.zero_stage > 0),
+        "strategy.zero_shard_size",
+        lambda: (
+            f"zero_shard_size is {layout.shard}, but zero_stage is 0: nothing is sharded; "
+            "set zero_stage to 1, 2 or 3"
+        ),
+    )
+    yield Rule(
+        divides(layout.shard_ranks, layout.state_ranks),
+        "strategy.zero_shard_size",
+        lambda: (
+            f"zero_shard_size is {layout.shard}: it must divide the {layout.state_ranks} ranks "
+            "that hold the same weights"
+        ),
+    )
+    yield from _chunk_rules(model, layout, schedule)
+
+
+def _chunk_rules(model: ModelSpec, layout: Layout, schedule: str | None) -> Iterator[Rule]:
+    chunks, pipeline, layers = layout.chunks, layout.pipeline, model.num_hidden_layers
+    plain = either(chunks <= 1, pipeline == 1)
+    yield Rule(
+        either(plain, chunks * pipeline <= layers),
+        "strategy.virtual_pipeline_size",
+        lambda: (
+            f"virtual_pipeline_size is {chunks}: {pipeline} stages of {chunks} chunks need "
+            f"{pipeline * chunks} layers, the model has {layers}"
+        ),
+    )
+    yield Rule(
+        either(plain, divides(pipeline, layout.micro_batches)),
+        "strategy.virtual_pipeline_size",
+        lambda: (
+            f"an interleaved pipeline of {pipeline} stages needs a multiple of {pipeline} "
+            f"micro-batches, here are {layout.micro_batches}"
+        ),
+    )
+    yield Rule(
+        either(chunks <= 1, negate(schedule == "zero_bubble")),
+        "strategy.virtual_pipeline_size",
+        lambda: (
+            f"virtual_pipeline_size is {chunks}, but a zero_bubble schedule does not interleave: "
+            "leave it out, or choose interleaved"
+        ),
+    )
