@@ -18,9 +18,19 @@ TITAN_RTX_MEMORY_BYTES = 24 * 1024**3
 INTER_NODE_BYTES_PER_S = {"dlperf-v100": 1.5e9, "bigscience-tr11": 6.25e9, "internevo": 6.25e9}
 # A model that is published no more has the shape of the one that it was made from.
 SAME_SHAPE = {"OpenBuddy/openbuddy-zephyr-7b-v14.1": "mistralai/Mistral-7B-v0.1"}
+FUSED_NORMS = "RMS kernel"
+FP32_GRADIENTS = "fp32 gradient accumulation"
+ATTENTION_ALONE = (
+    "LoRA on: query,value;",
+    "LoRA on q,v",
+    "c_attn",
+    "attention targets",
+    "'v_proj'",
+)
 BESIDE_EMBEDDINGS = "method 'LoRA (emb)'"
 A100_PORT_BYTES_PER_S = 25e9  # 200 Gbit/s a device
 NVLINK_DOMAIN = 64  # of the 72 devices of a rack, what layouts use
+ADAPTERS = {"lora", "qlora"}
 METHODS = {"pretrain", "full", "lora", "qlora"}
 COUNTS = {
     "tp": "tensor_parallel_size",
@@ -118,6 +128,16 @@ def strategy_of(row: Row) -> JsonObject:
         found["attention"] = "eager" if row["attention"] == "eager" else "flash"
     if row.get("sequence_parallel"):
         found["sequence_parallel"] = row["sequence_parallel"] in {"1", "true", "True"}
+    return {**found, **_noted(row)}
+
+
+def _noted(row: Row) -> JsonObject:
+    """Return what a row says of its kernels and gradients in words."""
+    found: JsonObject = {}
+    if row.get("kernel"):
+        found["fused_norms"] = FUSED_NORMS in row["kernel"]
+    if FP32_GRADIENTS in row["notes"]:
+        found["gradient_dtype"] = "fp32"
     return found
 
 
@@ -131,6 +151,9 @@ def training_request(row: Row) -> JsonObject:
     }
     if row.get("lora_rank"):
         workload["lora_rank"] = int(row["lora_rank"])
+    if row["method"] in ADAPTERS:
+        alone = any(targets in row["notes"] for targets in ATTENTION_ALONE)
+        workload["lora_targets"] = "query_value" if alone else "all"
     return {
         "id": row["row_id"],
         "model": model_of(row),

@@ -5,6 +5,7 @@ that factor changes, so that nothing of a formula is written twice. Errors count
 ratios, so that a few odd rows do not steer the fit; every factor is pulled to its prior.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,14 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.cost.dtypes import WIDE
-from planner.cost.equation import Ledger
 from planner.evidence import Row, number, training_request
 from planner.specs.estimate import EstimateRequest
 from planner.specs.workload import TrainWorkload
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.resolve import resolve
 from planner.workload.setting import Setting
-from planner.workload.training_memory import training_memory
+from planner.workload.training_memory import stage_moments
 
 Columns = npt.NDArray[np.float64]
 GIB = float(1024**3)
@@ -28,9 +28,11 @@ GIB = float(1024**3)
 MEMORY_FACTORS: dict[str, tuple[float, float]] = {
     "training_overhead_bytes": (GIB, 2 * GIB),
     "extra_state_bytes": (0.0, 4.0),
+    "update_state_bytes": (0.0, 4.0),
     "activation_ratio": (1.0, 0.5),
     "quantised_activation_ratio": (1.0, 0.5),
     "loss_ratio": (1.0, 0.75),
+    "score_ratio": (1.0, 1.0),
 }
 RIDGE = 0.5
 PEAK_WEIGHT = 10.0  # ten per cent of a peak weigh as much as a wrong verdict
@@ -48,6 +50,7 @@ class MemoryCase:
     """
 
     engine: str
+    source: str
     group: str
     base_bytes: Columns
     slopes: Columns
@@ -68,11 +71,10 @@ def neutral(setting: Setting, **factors: float) -> Setting:
 
 
 def stage_peaks(setting: Setting) -> Columns:
-    """Return the peak bytes of each pipeline stage of a training run."""
+    """Return the bytes of each moment of each pipeline stage of a training run."""
     if not isinstance(setting.workload, TrainWorkload):
         raise TypeError("only training settings have stage peaks")
-    use = training_memory(setting, Ledger(), setting.workload)
-    return np.array([stage.peak_bytes for stage in use.stages])
+    return np.array([moment.peak_bytes for moment in stage_moments(setting, setting.workload)])
 
 
 def memory_case(row: Row) -> MemoryCase:
@@ -92,6 +94,7 @@ def memory_case(row: Row) -> MemoryCase:
         slopes.append(stage_peaks(neutral(setting, **changed)) - base)
     return MemoryCase(
         engine=row["engine"],
+        source=row["source_id"],
         group=f"{row['source_id']}/{row['model']}",
         base_bytes=base,
         slopes=np.array(slopes).T,
@@ -101,21 +104,81 @@ def memory_case(row: Row) -> MemoryCase:
     )
 
 
+@dataclass(frozen=True)
+class MemoryTable:
+    """Many cases as columns, so that one product predicts them all; short cases repeat a moment.
+
+    ``bases`` is case by moment, ``slopes`` case by moment by factor.
+    """
+
+    bases: Columns
+    slopes: Columns
+    usable_bytes: Columns
+    measured_bytes: Columns
+    ran: npt.NDArray[np.bool_]
+    weights: Columns
+
+    def peaks(self, factors: Columns) -> Columns:
+        """Return the highest moment's bytes of every case."""
+        peaks: Columns = np.max(self.bases + self.slopes @ factors, axis=1)
+        return peaks
+
+    def regret(self, factors: Columns) -> float:
+        """Return how wrong the factors are on these cases."""
+        peaks, is_peak = self.peaks(factors), self.measured_bytes > 0
+        truth = np.where(is_peak, self.measured_bytes, self.usable_bytes)
+        margins = np.log(peaks / truth)
+        wrong = np.where(self.ran, margins, -margins)
+        verdicts = np.clip(wrong * PEAK_WEIGHT, 0.0, 1.0) + (wrong > 0)
+        each = np.where(is_peak, PEAK_WEIGHT * np.abs(margins), VERDICT_WEIGHT * verdicts)
+        return float(each @ self.weights)
+
+
+def memory_table(cases: Sequence[MemoryCase]) -> MemoryTable:
+    """Return cases as columns."""
+    moments = max((len(case.base_bytes) for case in cases), default=1)
+
+    def widened(values: Columns) -> Columns:
+        return np.concatenate([values, np.repeat(values[:1], moments - len(values), axis=0)])
+
+    shape = (len(cases), moments, len(MEMORY_FACTORS))
+    return MemoryTable(
+        bases=np.array([widened(case.base_bytes) for case in cases]).reshape(shape[:2]),
+        slopes=np.array([widened(case.slopes) for case in cases]).reshape(shape),
+        usable_bytes=np.array([case.usable_bytes for case in cases]),
+        measured_bytes=np.array([case.measured_bytes for case in cases]),
+        ran=np.array([case.ran for case in cases], dtype=bool),
+        weights=_weights(cases),
+    )
+
+
+def _weights(cases: Sequence[MemoryCase]) -> Columns:
+    """Return how much each case counts: a point measured again and again counts once.
+
+    The sources of one engine count alike, however many points each of them measured.
+    """
+    points = [(case.base_bytes.tobytes(), case.measured_bytes, case.ran) for case in cases]
+    repeats = Counter(points)
+    once = np.array([1 / repeats[point] for point in points])
+    sources: dict[tuple[str, bool], float] = defaultdict(float)
+    kinds = [(case.source, case.measured_bytes > 0) for case in cases]
+    for kind, weight in zip(kinds, once, strict=True):
+        sources[kind] += float(weight)
+    whole = {peak: sum(w for (_, p), w in sources.items() if p == peak) for peak in (True, False)}
+    count = {peak: sum(p == peak for _, p in sources) for peak in (True, False)}
+    share = [whole[kind[1]] / count[kind[1]] / sources[kind] for kind in kinds]
+    weights: Columns = once * np.array(share)
+    return weights
+
+
 def memory_regret(cases: Sequence[MemoryCase], factors: Columns) -> float:
     """Return how wrong the factors are on these rows, and how far from the physics."""
-    names = list(MEMORY_FACTORS)
-    priors = np.array([MEMORY_FACTORS[name][0] for name in names])
-    scales = np.array([MEMORY_FACTORS[name][1] for name in names])
-    regret = RIDGE * float(np.sum(np.abs((factors - priors) / scales)))
-    for case in cases:
-        peak = case.peak_bytes(factors)
-        if case.measured_bytes:
-            regret += PEAK_WEIGHT * abs(float(np.log(peak / case.measured_bytes)))
-        else:
-            margin = float(np.log(peak / case.usable_bytes))
-            wrong = margin if case.ran else -margin
-            regret += VERDICT_WEIGHT * (max(0.0, min(wrong * PEAK_WEIGHT, 1.0)) + (wrong > 0))
-    return regret
+    return memory_table(cases).regret(factors) + _distance(factors)
+
+
+def _distance(factors: Columns) -> float:
+    priors, scales = np.array(list(MEMORY_FACTORS.values())).T
+    return RIDGE * float(np.sum(np.abs((factors - priors) / scales)))
 
 
 def descend(
@@ -146,7 +209,6 @@ def descend(
 
 def fit_memory(cases: Iterable[MemoryCase]) -> Columns:
     """Return the memory factors of one engine, in the order of ``MEMORY_FACTORS``."""
-    kept = tuple(cases)
-    priors = np.array([prior for prior, _ in MEMORY_FACTORS.values()])
-    scales = np.array([scale for _, scale in MEMORY_FACTORS.values()])
-    return descend(lambda factors: memory_regret(kept, factors), priors, scales)
+    table = memory_table(tuple(cases))
+    priors, scales = np.array(list(MEMORY_FACTORS.values())).T
+    return descend(lambda factors: table.regret(factors) + _distance(factors), priors, scales)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from planner.cost.equation import Ledger
 from planner.evidence import Row, number, training_request
@@ -107,13 +108,41 @@ def step_case(row: Row) -> StepCase:
     )
 
 
+@dataclass(frozen=True)
+class StepTable:
+    """Many runs as columns, so that one product predicts them all."""
+
+    seconds: Columns
+    runs_ahead: npt.NDArray[np.bool_]
+    measured_s: Columns
+
+    def steps_s(self, factors: Columns) -> Columns:
+        """Return the seconds of every step under these factors."""
+        parts = self.seconds * factors
+        work = parts[:, list(WORK)].sum(axis=1)
+        hidden = np.where(self.runs_ahead, np.minimum(parts[:, ISSUE], work), 0.0)
+        whole: Columns = parts.sum(axis=1) - hidden
+        return whole
+
+
+def step_table(cases: Iterable[StepCase]) -> StepTable:
+    """Return runs as columns."""
+    kept = tuple(cases)
+    return StepTable(
+        seconds=np.array([case.seconds for case in kept]).reshape(len(kept), len(PARTS)),
+        runs_ahead=np.array([case.runs_ahead for case in kept], dtype=bool),
+        measured_s=np.array([case.measured_s for case in kept]),
+    )
+
+
 def fit_step(cases: Iterable[StepCase], prior: Columns | None = None) -> Columns:
     """Return the factors of the parts, in the order of ``PARTS``, shrunk towards the prior."""
     kept = tuple(cases)
     start = np.ones(len(PARTS)) if prior is None else prior
+    table = step_table(kept)
 
     def regret(factors: Columns) -> float:
-        wrong = sum(abs(float(np.log(c.step_s(factors) / c.measured_s))) for c in kept)
+        wrong = float(np.abs(np.log(table.steps_s(factors) / table.measured_s)).sum())
         return ERROR_WEIGHT * wrong + RIDGE * float(np.abs(factors - start).sum()) / SCALE
 
     if not kept:

@@ -50,11 +50,17 @@ class Engine(Spec):
     gradient_dtype: Dtype | None = None
     fp8_kv_cache_with_fp8_weights: bool = False
     gathered_logits: bool = False
+    lora_targets: Literal["all", "query_value"] = "all"
+    wide_norms: bool = False
+    unties_embeddings: bool = False
+    loads_before_sharding: bool = False
     training_overhead_bytes: float | None = None
     extra_state_bytes: float = 0.0
+    update_state_bytes: float = 0.0
     activation_ratio: float = 1.0
     quantised_activation_ratio: float = 1.0
     loss_ratio: float = 1.0
+    score_ratio: float = 1.0
     memory_spread: float | None = None
     training_factors: dict[str, dict[str, float]] = Field(default_factory=dict)
     step_spread: float | None = None

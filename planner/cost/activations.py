@@ -5,6 +5,7 @@ heads and any degree of tensor and sequence parallelism share one formula.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from planner.cost.equation import equation
 from planner.cost.quantity import Quantity
@@ -12,18 +13,21 @@ from planner.specs.layers import AttentionLayers, LatentLayers, LayerGroup, Recu
 from planner.specs.model import ModelSpec
 
 KORTHIKANTI = "Korthikanti et al. 2022, arXiv:2205.05198, section 4, by element instead of byte"
-# Residual-sized tensors kept per layer: input and output of both norms; eager norms also keep
-# their input in fp32 and the normalised value.
-HIDDEN_TENSORS = 4
-EAGER_HIDDEN_TENSORS = 8
-# Feed-forward tensors kept: gate, up, activation and their product, or input and output.
+# Residual-sized tensors kept per norm: its input and its output; a norm written out in operators
+# keeps its input in fp32 and the normalised value beside them.
+NORM_TENSORS = 2
+WIDE_NORM_TENSORS = 4
+# Feed-forward tensors kept: gate, up, activation and their product, or input and output; the
+# last of each is the input of the down projection.
 GATED_FFN_TENSORS = 4
 PLAIN_FFN_TENSORS = 2
 # A step of inference holds two residual streams and one layer's widest tensors at a time.
 INFERENCE_HIDDEN_TENSORS = 4
 INFERENCE_FFN_TENSORS = 3
-# Logits in the loss: the 16- or 32-bit output, its fp32 copy and the fp32 gradient.
+# Logits in the loss: the 16- or 32-bit output, its fp32 copy and the fp32 gradient; a loss in
+# single operators also keeps the shifted copy and the logarithms.
 LOSS_FP32_COPIES = 2
+UNFUSED_LOSS_FP32_COPIES = 4
 FP32_BYTES = 4
 
 
@@ -102,15 +106,16 @@ def score_bytes(
 
 
 @equation(
-    "A_v = T · V/t · (B + 8)",
+    "A_v = T · V/t · (B + 4 · c)",
     unit="B",
     symbols={
         "num_tokens": "T",
         "vocab_size": "V",
         "tensor_parallel_size": "t",
         "bytes_per_element": "B",
+        "fp32_copies": "c",
     },
-    source="the output, its fp32 copy and the fp32 gradient of the cross-entropy",
+    source="the output, and its fp32 copies and gradients in the cross-entropy",
 )
 def loss_bytes(
     *,
@@ -118,9 +123,10 @@ def loss_bytes(
     vocab_size: Quantity,
     tensor_parallel_size: Quantity,
     bytes_per_element: Quantity,
+    fp32_copies: Quantity = LOSS_FP32_COPIES,
 ) -> Quantity:
     """Return the bytes of the logits while the loss is computed, on the last stage."""
-    per_logit = bytes_per_element + LOSS_FP32_COPIES * FP32_BYTES
+    per_logit = bytes_per_element + fp32_copies * FP32_BYTES
     return num_tokens * vocab_size / tensor_parallel_size * per_logit
 
 
@@ -185,10 +191,31 @@ def _eager_group_width(model: ModelSpec, group: LayerGroup) -> int:
     return _group_width(model, group)
 
 
-def feed_forward_width(model: ModelSpec) -> int:
+@dataclass(frozen=True)
+class Kept:
+    """What layers keep beyond what every engine keeps.
+
+    ``wide_norms`` are written out in fp32 operators; ``inputs`` says that each matrix keeps its
+    input, as training it needs. Without inputs only the adapters on queries and values keep one.
+    """
+
+    wide_norms: bool = False
+    inputs: bool = True
+
+
+def hidden_tensors(model: ModelSpec, kept: Kept) -> int:
+    """Return how many residual-sized tensors a layer keeps per token."""
+    wide = kept.wide_norms and model.norm == "rmsnorm"
+    each = WIDE_NORM_TENSORS if wide else NORM_TENSORS
+    if kept.inputs:
+        return model.norms_per_layer * each
+    return model.norms_per_layer * each // 2 + 1
+
+
+def feed_forward_width(model: ModelSpec, kept: Kept) -> int:
     """Return the elements per token that a feed-forward block keeps, over the experts visited."""
     tensors = GATED_FFN_TENSORS if model.gated_mlp else PLAIN_FFN_TENSORS
-    return tensors * widest_feed_forward(model)
+    return (tensors if kept.inputs else tensors - 1) * widest_feed_forward(model)
 
 
 def inference_elements(model: ModelSpec, tensor_parallel_size: float) -> float:

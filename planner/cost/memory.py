@@ -1,8 +1,10 @@
 """What a device holds at its peak: the tensor classes of one stage, and whether they fit."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
-from planner.cost.columns import largest
+from planner.cost.columns import largest, where
 from planner.specs.estimate import MemoryAnswer
 
 CLASSES = (
@@ -27,6 +29,22 @@ class StageMemory:
     def peak_bytes(self) -> float:
         """Return the sum of all classes."""
         return sum(self.by_class.values())
+
+
+def fullest_of(moments: Sequence[StageMemory]) -> StageMemory:
+    """Return the moment with the highest peak; of columns, row by row."""
+    return reduce(_fuller, moments)
+
+
+def _fuller(left: StageMemory, right: StageMemory) -> StageMemory:
+    fuller = right.peak_bytes > left.peak_bytes
+    names = {**left.by_class, **right.by_class}
+    return StageMemory(
+        {
+            name: where(fuller, right.by_class.get(name, 0.0), left.by_class.get(name, 0.0))
+            for name in names
+        }
+    )
 
 
 @dataclass(frozen=True)

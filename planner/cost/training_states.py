@@ -52,10 +52,15 @@ def zero_shards(stage: int, first_sharding_stage: int, data_parallel_size: float
     return where(stage >= first_sharding_stage, data_parallel_size, 1.0)
 
 
-def lora_widths(model: ModelSpec) -> int:
-    """Return the summed input and output widths of a layer's linear weights."""
+def lora_widths(model: ModelSpec, *, every: bool = True) -> int:
+    """Return the summed input and output widths of a layer's adapted weights.
+
+    ``every`` adapts all linear weights, otherwise queries and values alone.
+    """
     hidden, head_dim = model.hidden_size, model.head_dim
     query, key_value = model.num_attention_heads * head_dim, model.num_key_value_heads * head_dim
+    if not every:
+        return (hidden + query) + (hidden + key_value)
     attention = 2 * (hidden + query) + 2 * (hidden + key_value)
     matrices = 3 if model.gated_mlp else 2
     return attention + matrices * (hidden + model.intermediate_size)

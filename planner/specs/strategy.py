@@ -60,6 +60,7 @@ class Strategy(SparseSpec):
     gradient_accumulation_steps: PositiveInt | None = None
     activation_recomputation: Literal["none", "selective", "full"] | None = None
     attention: Literal["eager", "flash"] | None = None
+    fused_norms: bool | None = None
     optimizer_dtype: Dtype | None = None
     gradient_dtype: Dtype | None = None
     offload: OffloadSpec | None = None

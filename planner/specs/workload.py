@@ -50,6 +50,7 @@ class TrainWorkload(SparseSpec):
     global_batch_size: PositiveInt
     method: TrainMethod = "full"
     lora_rank: PositiveInt | None = None
+    lora_targets: Literal["all", "query_value"] | None = None
     optimizer: Optimizer | None = None
     tokens: PositiveInt | None = None
 

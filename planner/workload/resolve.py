@@ -74,10 +74,10 @@ def resolve(request: EstimateRequest) -> Setting:
     Raises:
         PlannerError: a name is unknown, or the strategy contradicts the model or the cluster.
     """
-    model = resolve_model(request.model)
     device = resolve_device(request.cluster.device)
     training = isinstance(request.workload, TrainWorkload)
     engine = _on_device(get_engine(request.engine, device.kind), device, training=training)
+    model = _in_engine(resolve_model(request.model), engine)
     refuse_uncovered(request.strategy, training=training)
     layout = _layout(request, model)
     strategy = _filled(request, model, engine, layout)
@@ -98,6 +98,13 @@ def resolve(request: EstimateRequest) -> Setting:
     )
     _warn(setting, request)
     return setting
+
+
+def _in_engine(model: ModelSpec, engine: Engine) -> ModelSpec:
+    """Return the model as the engine holds it: some store a tied output head of its own."""
+    if engine.unties_embeddings and model.tie_word_embeddings:
+        return model.model_copy(update={"tie_word_embeddings": False})
+    return model
 
 
 def _on_device(engine: Engine, device: DeviceSpec, *, training: bool) -> Engine:
@@ -255,6 +262,7 @@ def _training_defaults(
         "pipeline_schedule": given.pipeline_schedule or ("1f1b" if layout.pipeline > 1 else None),
         "activation_recomputation": given.activation_recomputation or "none",
         "attention": given.attention or "flash",
+        "fused_norms": not (engine.wide_norms or engine.ops_per_layer),
         "sequence_parallel": engine.sequence_parallel and layout.tensor > 1,
         "optimizer_dtype": given.optimizer_dtype or "fp32",
         "gradient_dtype": given.gradient_dtype or engine.gradient_dtype or plain,

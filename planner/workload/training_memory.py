@@ -5,11 +5,13 @@ from dataclasses import replace
 from functools import cached_property
 
 from planner.cost.activations import (
-    EAGER_HIDDEN_TENSORS,
-    HIDDEN_TENSORS,
+    LOSS_FP32_COPIES,
+    UNFUSED_LOSS_FP32_COPIES,
+    Kept,
     attention_width,
     eager_attention_width,
     feed_forward_width,
+    hidden_tensors,
     kept_activation_bytes,
     kept_token_bytes,
     loss_bytes,
@@ -18,7 +20,7 @@ from planner.cost.activations import (
 from planner.cost.columns import where
 from planner.cost.dtypes import SIXTEEN_BIT, WIDE, element_bytes
 from planner.cost.equation import Ledger, Unrecorded
-from planner.cost.memory import MemoryUse, StageMemory
+from planner.cost.memory import MemoryUse, StageMemory, fullest_of
 from planner.cost.training_states import (
     STATE_BYTES,
     lora_parameters,
@@ -36,6 +38,7 @@ from planner.workload.setting import Setting
 GROUP = "memory"
 DEFAULT_LORA_RANK = 16
 MASTER_BYTES = 4.0
+BACKWARD_SCORES = 2.0  # scores and probabilities, and the gradients of both beside them
 ADAPTER_METHODS = frozenset({"lora", "qlora"})
 FUSED_METHODS = frozenset({"lomo", "adalomo"})
 NOT_COVERED_METHODS = {"qft": "integer training states", "alphatuning": "scale-only training"}
@@ -62,12 +65,17 @@ def optimizer_of(workload: TrainWorkload) -> str:
     return workload.optimizer or "adamw"
 
 
+def adapts_every_matrix(setting: Setting, workload: TrainWorkload) -> bool:
+    """Return whether adapters sit on every linear weight, not on queries and values alone."""
+    return (workload.lora_targets or setting.engine.lora_targets) == "all"
+
+
 def trained_parameters(setting: Setting, workload: TrainWorkload) -> float:
     """Return how many parameters the whole model trains: all, or the adapters alone."""
     if workload.method not in ADAPTER_METHODS:
         return float(setting.counts.total)
     rank = workload.lora_rank or DEFAULT_LORA_RANK
-    widths = lora_widths(setting.model)
+    widths = lora_widths(setting.model, every=adapts_every_matrix(setting, workload))
     return float(
         lora_parameters(num_layers=setting.model.num_hidden_layers, rank=rank, widths=widths)
     )
@@ -107,6 +115,13 @@ def _offloaded_bytes(setting: Setting, workload: TrainWorkload, alike: Sequence[
     return per_rank * layout.tensor * zero_shards(layout.zero_stage, 1, layout.shard_ranks)
 
 
+def stage_moments(setting: Setting, workload: TrainWorkload) -> tuple[StageMemory, ...]:
+    """Return every moment of every pipeline stage that may be the fullest."""
+    stages = range(setting.layout.pipeline)
+    whole = (_Stage(setting, Unrecorded(), workload, index).moments() for index in stages)
+    return tuple(moment for moments in whole for moment in moments)
+
+
 class _Stage:
     """One pipeline stage of a training run."""
 
@@ -117,23 +132,50 @@ class _Stage:
         self.layers = stage_layers(setting.model.num_hidden_layers, setting.layout.pipeline)[index]
 
     def memory(self) -> StageMemory:
-        """Return the stage's bytes by tensor class."""
+        """Return the stage's bytes by tensor class at its fullest moment."""
+        return fullest_of(self.moments())
+
+    def moments(self) -> tuple[StageMemory, ...]:
+        """Return what the stage holds when it is fullest: loss, backward pass, update, loading.
+
+        Logits are freed before the first layer is computed again, and activations before the
+        optimiser runs, so that no moment holds all of them.
+        """
         setting = self.setting
-        optimizer = self.optimizer_states()
-        weights = self.weights()
-        adapters = self.adapters()
         factor = setting.factor("memory")
-        return StageMemory(
-            {
-                "weights": weights,
-                "adapters": adapters,
-                "gradients": self.gradients(),
-                "optimizer_states": 0.0 if setting.offload.optimizer != "none" else optimizer,
-                "activations": self.activations() * factor,
-                "buffers": self.gathered_weights(weights) + self.autocast_copies(),
-                "runtime_overhead": self._overhead() * factor,
-            }
-        )
+        kept, layer, loss = self.activations()
+        weights, optimizer = self.weights(), self.optimizer_states()
+        held = {
+            "weights": weights,
+            "adapters": self.adapters(),
+            "gradients": self.gradients(),
+            "optimizer_states": 0.0 if setting.offload.optimizer != "none" else optimizer,
+            "runtime_overhead": self._overhead() * factor,
+        }
+        copies = self.autocast_copies()
+        working = copies + self.gathered_weights(weights)
+        moments = [
+            {"activations": (kept + loss) * factor, "buffers": working},
+            {"activations": (kept + layer) * factor, "buffers": working},
+            {"activations": 0.0, "buffers": copies + self.update_buffers()},
+        ]
+        found = [StageMemory({**held, **moment}) for moment in moments]
+        if setting.engine.loads_before_sharding:
+            found.append(self._loading(weights, held["runtime_overhead"]))
+        return tuple(found)
+
+    def _loading(self, weights: float, overhead: float) -> StageMemory:
+        """Return what a device holds that loads all weights before it cuts them into shards."""
+        shards = self._shards(3)
+        whole = where(shards > 1, weights * shards, 0.0)
+        return StageMemory({"weights": weights, "buffers": whole, "runtime_overhead": overhead})
+
+    def update_buffers(self) -> float:
+        """Return the copies that the optimiser makes of what it updates, while it updates."""
+        each = self.setting.engine.update_state_bytes
+        if not each:
+            return 0.0
+        return self._state("Copies while updating", "buffers", each, self._shards(1))
 
     def _overhead(self) -> float:
         """Return what the runtime holds beside tensors: context, communicators, cache."""
@@ -223,8 +265,11 @@ class _Stage:
             shards=shards,
         )
 
-    def activations(self) -> float:
-        """Return what the backward pass needs of the micro-batches in flight, and the loss."""
+    def activations(self) -> tuple[float, float, float]:
+        """Return what is kept for the backward pass, one layer's working set, and the loss.
+
+        The working set is what recomputation rebuilds of one layer at a time.
+        """
         setting, strategy = self.setting, self.setting.strategy
         layout = setting.layout
         tokens = layout.micro_batch * self.workload.sequence_length / layout.context
@@ -235,16 +280,15 @@ class _Stage:
             layout.micro_batches,
             layout.chunks,
         )
-        each = self._token_bytes()
-        scores = self._scores(tokens)
+        each, scores, loss = self._token_bytes(), self._scores(tokens), self._loss(tokens)
         if strategy.activation_recomputation == "full":
             checkpoint = setting.model.hidden_size * self._hidden_bytes() / layout.sequence_ranks
-            kept = self._kept(tokens, checkpoint, in_flight)
-            return kept + tokens * each + scores + self._loss(tokens)
+            working = tokens * each + BACKWARD_SCORES * scores
+            return self._kept(tokens, checkpoint, in_flight), working, loss
         kept = self._kept(tokens, each, in_flight)
         if strategy.activation_recomputation == "selective":
-            return kept + scores + self._loss(tokens)
-        return kept + scores * self.layers * in_flight + self._loss(tokens)
+            return kept, BACKWARD_SCORES * scores, loss
+        return kept + scores * self.layers * in_flight, scores, loss
 
     @property
     def _kept_ratio(self) -> float:
@@ -258,16 +302,30 @@ class _Stage:
         setting, model = self.setting, self.setting.model
         eager = setting.engine.ops_per_layer > 0
         attention = eager_attention_width(model) if eager else attention_width(model)
-        tensors = EAGER_HIDDEN_TENSORS if eager else HIDDEN_TENSORS
+        kept = self._keeping
         return self.ledger.term(
             kept_token_bytes,
             replace(setting.line(GROUP, "Kept per token and layer"), factor=self._kept_ratio),
-            hidden_width=tensors * model.hidden_size,
+            hidden_width=hidden_tensors(model, kept) * model.hidden_size,
             sequence_ranks=setting.layout.sequence_ranks,
             hidden_bytes_per_element=self._hidden_bytes(),
-            inner_width=attention + feed_forward_width(model),
+            inner_width=attention + feed_forward_width(model, kept),
             tensor_parallel_size=setting.layout.tensor,
             inner_bytes_per_element=self._kept_bytes(),
+        )
+
+    @property
+    def _keeping(self) -> Kept:
+        """Return which tensors the layers keep beside the operands of attention.
+
+        A frozen 16-bit matrix needs no input for its backward pass; a quantised one keeps it.
+        """
+        setting, workload = self.setting, self.workload
+        adapters = workload.method in ADAPTER_METHODS
+        frozen = adapters and not adapts_every_matrix(setting, workload)
+        return Kept(
+            wide_norms=not setting.strategy.fused_norms,
+            inputs=not frozen or self.setting.weight_dtype not in WIDE,
         )
 
     def _hidden_bytes(self) -> float:
@@ -294,7 +352,10 @@ class _Stage:
             return 0.0
         return self.ledger.term(
             score_bytes,
-            self.setting.line(GROUP, "Eager attention scores per layer", key="scores"),
+            replace(
+                self.setting.line(GROUP, "Eager attention scores per layer", key="scores"),
+                factor=self.setting.engine.score_ratio,
+            ),
             num_heads=self.setting.model.num_attention_heads,
             tensor_parallel_size=self.setting.layout.tensor,
             num_tokens=tokens,
@@ -314,4 +375,5 @@ class _Stage:
             vocab_size=self.setting.model.vocab_size,
             tensor_parallel_size=1 if engine.gathered_logits else self.setting.layout.tensor,
             bytes_per_element=self._kept_bytes(),
+            fp32_copies=UNFUSED_LOSS_FP32_COPIES if engine.gathered_logits else LOSS_FP32_COPIES,
         )

@@ -7,7 +7,14 @@ from planner.catalog.engines import calibration_name, fitted_factors, get_engine
 from planner.catalog.reading import data_json
 from planner.evidence import digest, model_of, number, table, training_request, usable
 from planner.factors import INPUTS, by_engine, held_out, memory_factors, spread_of
-from planner.fitting import MEMORY_FACTORS, descend, fit_memory, memory_case, memory_regret
+from planner.fitting import (
+    MEMORY_FACTORS,
+    descend,
+    fit_memory,
+    memory_case,
+    memory_regret,
+    memory_table,
+)
 from planner.specs.estimate import EstimateRequest
 from planner.workload.estimator import estimate_request
 from tests.planner.asking import ask
@@ -93,6 +100,26 @@ def test_a_fit_never_regrets_more_than_the_prior(internevo):
     assert memory_regret(internevo, fit_memory(internevo)) < memory_regret(internevo, priors)
 
 
+def test_a_point_that_was_measured_ten_times_counts_once():
+    cases = [memory_case(row) for row in memory_rows("litgpt")[:3]]
+    once, often = memory_table(cases), memory_table([*cases, *([cases[0]] * 9)])
+    priors = np.array([prior for prior, _ in MEMORY_FACTORS.values()])
+
+    assert often.regret(priors) == pytest.approx(once.regret(priors))
+
+
+def test_sources_of_one_engine_count_alike():
+    cases = [memory_case(row) for row in memory_rows("litgpt")]
+    weights = memory_table(cases).weights
+    shares = {
+        source: sum(w for w, case in zip(weights, cases, strict=True) if case.source == source)
+        for source in {case.source for case in cases}
+    }
+
+    assert len(shares) == 2
+    assert np.ptp(list(shares.values())) == pytest.approx(0, abs=1e-9)
+
+
 def test_descending_finds_the_least_of_a_bowl():
     bowl = descend(
         lambda x: float(np.sum(np.abs(x - np.array([3.0, 0.5])))), np.ones(2), np.ones(2)
@@ -172,7 +199,8 @@ def test_logits_that_every_rank_gathers_weigh_the_whole_vocabulary():
     ]
 
     ratio = FILE["engines"]["aleph_alpha_scaling"]["loss_ratio"]
-    assert held[0] == pytest.approx(8 * ratio * held[1])
+    unfused = (2 + 4 * 4) / (2 + 2 * 4)
+    assert held[0] == pytest.approx(8 * ratio * unfused * held[1])
 
 
 def test_states_that_an_engine_keeps_beside_the_known_ones_are_counted():
