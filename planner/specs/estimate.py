@@ -23,7 +23,7 @@ class EstimateRequest(SparseSpec):
     """
 
     id: str | int | None = None
-    model: str | ModelSpec | dict[str, Any]
+    model: str | ModelSpec | dict[str, Any] = Field(union_mode="left_to_right")
     cluster: ClusterSpec
     workload: Workload
     strategy: Strategy = Strategy()

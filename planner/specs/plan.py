@@ -26,7 +26,7 @@ class PlanRequest(SparseSpec):
     """One question: which strategy is best for this goal, model and hardware?"""
 
     id: str | int | None = None
-    model: str | ModelSpec | dict[str, Any]
+    model: str | ModelSpec | dict[str, Any] = Field(union_mode="left_to_right")
     cluster: ClusterSpec
     workload: Workload
     engine: str | None = None
