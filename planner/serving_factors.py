@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from planner.catalog.engines import arrival_priors
 from planner.evidence import table
 from planner.fitting import Columns
 from planner.serving_fitting import (
     PARTS,
     ServingCase,
+    ServingFit,
     fit_serving,
     serving_case,
     serving_errors,
@@ -56,8 +58,8 @@ def held_out(
             left = [c for c in cases if c.engine == engine and part_of(c) == part]
             if not left:
                 continue
-            factors = fit_serving((c for c in rest if c.engine == engine), pool)
-            tpot, ttft = serving_errors(left, factors)
+            own = fit_serving((c for c in rest if c.engine == engine), pool)
+            tpot, ttft = serving_errors(left, own)
             tpots.append(tpot)
             ttfts.append(ttft)
             order += left
@@ -84,10 +86,13 @@ def named(factors: Columns) -> dict[str, float]:
     return {part: float(f"{value:.{DIGITS}g}") for part, value in zip(PARTS, factors, strict=True)}
 
 
-def engine_factors(cases: Sequence[ServingCase], prior: Columns) -> dict[str, Any]:
-    """Return the fields of one engine: its factors, and which pairs they were fitted to."""
+def engine_factors(cases: Sequence[ServingCase], prior: ServingFit) -> dict[str, Any]:
+    """Return the fields of one engine: its factors, the pairs behind them and their habits."""
+    fit = fit_serving(cases, prior)
+    habits = {group: found._asdict() for (_, group), found in fit.habits.items()}
     return {
-        "serving_factors": {"any": named(fit_serving(cases, prior))},
+        "serving_factors": {"any": named(fit.factors)},
+        "arrival_factors": {"any": arrival_priors(), **habits},
         "fitted_groups": sorted({case.group for case in cases}),
     }
 
@@ -97,7 +102,7 @@ def build_serving_factors(common: str) -> dict[str, dict[str, Any]]:
     cases = serving_cases()
     pool, widths = fit_serving(cases), spreads(cases)
     found: dict[str, dict[str, Any]] = {
-        common: {"serving_factors": {"any": named(pool)}, **widths}
+        common: {"serving_factors": {"any": named(pool.factors)}, **widths}
     }
     for engine in sorted({case.engine for case in cases}):
         own = [case for case in cases if case.engine == engine]

@@ -65,6 +65,7 @@ class Engine(Spec):
     training_factors: dict[str, dict[str, float]] = Field(default_factory=dict)
     step_spread: float | None = None
     serving_factors: dict[str, dict[str, float]] = Field(default_factory=dict)
+    arrival_factors: dict[str, dict[str, float]] = Field(default_factory=dict)
     tpot_spreads: dict[str, float] = Field(default_factory=dict)
     ttft_spreads: dict[str, float] = Field(default_factory=dict)
     fitted_groups: tuple[str, ...] = ()
@@ -106,6 +107,8 @@ def get_engine(key: str | None, kind: DeviceKind) -> Engine:
     name = key or DEFAULT_ENGINE
     own = tables["engines"].get(name)
     role: EngineRole = own["role"] if own else generic_engines().get(name, "serving")
+    fitted = fitted_factors(name, kind, role)
+    habits = {"any": arrival_priors(), **fitted.get("arrival_factors", {})}
     return Engine.model_validate(
         {
             "key": name,
@@ -115,9 +118,15 @@ def get_engine(key: str | None, kind: DeviceKind) -> Engine:
             **tables["kinds"][kind],
             **ROLE_DEFAULTS[role],
             **(own or {}),
-            **fitted_factors(name, kind, role),
+            **fitted,
+            "arrival_factors": habits,
         }
     )
+
+
+def arrival_priors() -> dict[str, float]:
+    """Return how the callers of a closed loop fall together where no sweep says it."""
+    return dict(data_toml("engines.toml")["arrivals"])
 
 
 @cache

@@ -6,8 +6,15 @@ requests of the batch are prefilled in between, which lengthens the gap between 
 
 from dataclasses import dataclass
 
-from planner.cost.equation import Ledger, equation
-from planner.cost.quantity import Quantity
+from planner.cost.equation import Ledger
+from planner.cost.queueing import (
+    ArrivalHabits,
+    mean_token_gap,
+    poisson_prompts_before,
+    prompts_waited_for,
+    slot_wait,
+    time_to_first_token,
+)
 from planner.specs.estimate import Performance
 from planner.specs.workload import ServeWorkload
 from planner.workload.forward import PassCost
@@ -19,53 +26,6 @@ from planner.workload.setting import Setting
 GROUP = "serving"
 FIXED_POINT_ROUNDS = 12
 MAX_SEARCHED_CONCURRENCY = 4096
-
-
-@equation(
-    "TPOT = t_decode + (b-1)/s_out · t_prefill",
-    unit="s",
-    symbols={
-        "decode_s": "t_decode",
-        "running": "b",
-        "output_tokens": "s_out",
-        "prefill_s": "t_prefill",
-    },
-    source="one prefill of every other request falls into each request's decode phase",
-)
-def mean_token_gap(
-    *, decode_s: Quantity, running: Quantity, output_tokens: Quantity, prefill_s: Quantity
-) -> Quantity:
-    """Return the mean seconds between two tokens of a request in a continuous batch."""
-    return decode_s + (running - 1) / output_tokens * prefill_s
-
-
-@equation(
-    "TTFT = t_prefill + t_decode/2 + k_q · (b-1)/2 · t_prefill · busy + wait + intake",
-    unit="s",
-    symbols={
-        "prefill_s": "t_prefill",
-        "decode_s": "t_decode",
-        "running": "b",
-        "busy_ratio": "busy",
-        "wait_s": "wait",
-        "intake_s": "intake",
-        "queue_ratio": "k_q",
-    },
-    source="own prefill, half a running step, and the queue of a closed loop that starts at once",
-)
-def time_to_first_token(  # noqa: PLR0913 - one argument per symbol of the equation
-    *,
-    prefill_s: Quantity,
-    decode_s: Quantity,
-    running: Quantity,
-    busy_ratio: Quantity,
-    wait_s: Quantity,
-    intake_s: Quantity,
-    queue_ratio: Quantity = 1.0,
-) -> Quantity:
-    """Return the mean seconds from a request's arrival to its first token."""
-    queue = queue_ratio * (running - 1) / 2 * prefill_s * busy_ratio
-    return prefill_s + decode_s / 2 + queue + wait_s + intake_s
 
 
 @dataclass(frozen=True)
@@ -154,29 +114,73 @@ def _steady(
     decode = decode_pass(setting, ledger, max(1.0, running / stages), context)
     # Stages work on different requests at the same time, so a prefill delays others by one stage.
     slot = prefill.total_s / stages
+    habits = arrival_habits(setting, workload)
     tpot = ledger.term(
         mean_token_gap,
         setting.line(GROUP, "Time per output token", key="tpot"),
         decode_s=decode.total_s,
         running=running,
         output_tokens=workload.output_tokens,
-        prefill_s=slot,
+        slot_s=slot,
+        burst_ratio=habits.burst_ratio,
     )
     life = prefill.total_s + (workload.output_tokens - 1) * tpot
-    wait = max(0.0, offered / running - 1) * life
     ttft = ledger.term(
         time_to_first_token,
         setting.line(GROUP, "Time to first token", key="ttft"),
         prefill_s=prefill.total_s,
+        prompts_before=_prompts_before(setting, workload, ledger, running, slot / life),
+        slot_s=slot,
         decode_s=decode.total_s if running > 1 else 0.0,
-        running=running,
-        busy_ratio=min(1.0, running * slot / life),
-        wait_s=wait,
+        wait_s=_slot_wait(setting, workload, ledger, (offered, running, life)),
         intake_s=setting.engine.request_latency_s * setting.serving_factor("intake"),
-        queue_ratio=setting.serving_factor("queue"),
     )
     latency = ttft + (workload.output_tokens - 1) * tpot
     return _Steady(running, prefill, decode, tpot, ttft, latency)
+
+
+def arrival_habits(setting: Setting, workload: ServeWorkload) -> ArrivalHabits:
+    """Return how the callers fall together; those of an open loop are independent."""
+    if workload.request_rate_per_second is not None:
+        return ArrivalHabits()
+    return setting.arrival_habits
+
+
+def _prompts_before(
+    setting: Setting, workload: ServeWorkload, ledger: Ledger, running: float, share: float
+) -> float:
+    """Return the prefills that come before a request's own; one takes ``share`` of a life."""
+    line = setting.line(GROUP, "Prompts before its own", key="prompts_before")
+    if workload.request_rate_per_second is not None:
+        return ledger.term(poisson_prompts_before, line, busy_ratio=running * share)
+    habits = setting.arrival_habits
+    return ledger.term(
+        prompts_waited_for,
+        line,
+        running=running,
+        burst_ratio=habits.burst_ratio,
+        prompts_ahead=habits.prompts_ahead,
+    )
+
+
+def _slot_wait(
+    setting: Setting,
+    workload: ServeWorkload,
+    ledger: Ledger,
+    load: tuple[float, float, float],
+) -> float:
+    offered, running, life = load
+    withheld = arrival_habits(setting, workload).withheld_slots
+    if offered <= running and not withheld:
+        return 0.0
+    return ledger.term(
+        slot_wait,
+        setting.line(GROUP, "Waiting for a place in the batch", key="slot_wait"),
+        offered=max(offered, running),
+        running=running,
+        withheld_slots=withheld,
+        life_s=life,
+    )
 
 
 def _rate(setting: Setting, workload: ServeWorkload, steady: _Steady) -> float:

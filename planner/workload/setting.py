@@ -9,6 +9,7 @@ from planner.cost.columns import maximum, where
 from planner.cost.dtypes import element_bytes, unquantised_dtype, weight_bytes_per_element
 from planner.cost.equation import Line, Origin
 from planner.cost.parameters import ParameterCounts
+from planner.cost.queueing import ArrivalHabits
 from planner.errors import BadRequestError
 from planner.specs.base import Dtype, OperatorClass
 from planner.specs.calibration import HostCalibration
@@ -199,6 +200,17 @@ class Setting:
         fitted = self.engine.serving_factors
         family = fitted.get(self.device.architecture) or fitted.get(ANY_ARCHITECTURE, {})
         return family.get(part, 1.0)
+
+    @property
+    def pair(self) -> str:
+        """Return the pair of model and chip family that published serving is told apart by."""
+        return f"{self.model.id}/{self.device.architecture}"
+
+    @property
+    def arrival_habits(self) -> ArrivalHabits:
+        """Return how callers fall together, as sweeps of the pair show it, or as they all do."""
+        fitted = self.engine.arrival_factors
+        return ArrivalHabits(**(fitted.get(self.pair) or fitted.get(ANY_ARCHITECTURE, {})))
 
     def line(
         self, group: str, name: str, operator_class: OperatorClass | None = None, key: str = ""

@@ -1,0 +1,123 @@
+"""Waiting: what requests cost each other while they share one engine.
+
+A request's life is one prefill and a decode step per further token. Callers of a closed loop start
+at once and call again when they are answered, so that part of them stay in step: a request then
+finds the prompts of others before its own. ``ArrivalHabits`` says how many.
+"""
+
+from typing import NamedTuple
+
+from planner.cost.columns import minimum
+from planner.cost.equation import equation
+from planner.cost.quantity import Quantity
+
+BATCHING = "Agrawal et al. 2024 (Sarathi-Serve), arXiv:2403.02310: prefill beside decode"
+
+MAX_BUSY_RATIO = 0.98  # nearer to 1 the mean wait of an endless queue says nothing
+
+
+class ArrivalHabits(NamedTuple):
+    """How the callers of a closed loop fall together; all zero when they are independent.
+
+    ``burst_ratio`` is the share of the requests that come while all others wait for their prefill
+    as well; ``prompts_ahead`` how many other prompts the rest find before their own;
+    ``withheld_slots`` how many callers an engine keeps waiting although memory has room.
+    """
+
+    burst_ratio: Quantity = 0.0
+    prompts_ahead: Quantity = 0.0
+    withheld_slots: Quantity = 0.0
+
+
+@equation(
+    "TPOT = t_decode + (b-1)/s_out · (1 - f/2) · t_slot",
+    unit="s",
+    symbols={
+        "decode_s": "t_decode",
+        "running": "b",
+        "output_tokens": "s_out",
+        "slot_s": "t_slot",
+        "burst_ratio": "f",
+    },
+    source=f"{BATCHING}; of a burst only the later half is prefilled beside a request's decode",
+)
+def mean_token_gap(
+    *,
+    decode_s: Quantity,
+    running: Quantity,
+    output_tokens: Quantity,
+    slot_s: Quantity,
+    burst_ratio: Quantity,
+) -> Quantity:
+    """Return the mean seconds between two tokens of a request in a continuous batch."""
+    return decode_s + (running - 1) / output_tokens * (1 - burst_ratio / 2) * slot_s
+
+
+@equation(
+    "n = f · (b-1)/2 + (1-f) · min(a, (b-1)/2)",
+    unit="prompts",
+    symbols={"running": "b", "burst_ratio": "f", "prompts_ahead": "a"},
+    source="mean place in a burst of b; otherwise the prompts that fell into the steps before",
+)
+def prompts_waited_for(
+    *, running: Quantity, burst_ratio: Quantity, prompts_ahead: Quantity
+) -> Quantity:
+    """Return how many prefills of other requests come before a request's own, in the mean."""
+    burst = (running - 1) / 2
+    return burst_ratio * burst + (1 - burst_ratio) * minimum(prompts_ahead, burst)
+
+
+@equation(
+    "TTFT = t_prefill + n · t_slot + 3/2 · t_decode + wait + intake",
+    unit="s",
+    symbols={
+        "prefill_s": "t_prefill",
+        "prompts_before": "n",
+        "slot_s": "t_slot",
+        "decode_s": "t_decode",
+        "wait_s": "wait",
+        "intake_s": "intake",
+    },
+    source=f"{BATCHING}; half a running step passes, the own prefill shares its step with decode",
+)
+def time_to_first_token(
+    *,
+    prefill_s: Quantity,
+    prompts_before: Quantity,
+    slot_s: Quantity,
+    decode_s: Quantity,
+    wait_s: Quantity,
+    intake_s: Quantity,
+) -> Quantity:
+    """Return the mean seconds from a request's arrival to its first token."""
+    return prefill_s + prompts_before * slot_s + 1.5 * decode_s + wait_s + intake_s
+
+
+@equation(
+    "wait = (c - b + w) / b · T",
+    unit="s",
+    symbols={
+        "offered": "c",
+        "running": "b",
+        "withheld_slots": "w",
+        "life_s": "T",
+    },
+    source="Little 1961: callers beyond the slots wait until a request of b leaves",
+)
+def slot_wait(
+    *, offered: Quantity, running: Quantity, withheld_slots: Quantity, life_s: Quantity
+) -> Quantity:
+    """Return the mean seconds that a request waits for a place in the batch."""
+    return (offered - running + withheld_slots) / running * life_s
+
+
+@equation(
+    "n = u / (2 · (1-u)), u at most 0.98",
+    unit="prompts",
+    symbols={"busy_ratio": "u"},
+    source="Pollaczek-Khinchine: Poisson arrivals, prefills of one length (M/D/1)",
+)
+def poisson_prompts_before(*, busy_ratio: Quantity) -> Quantity:
+    """Return how many prefills a request of an open loop finds before its own, in the mean."""
+    busy = minimum(busy_ratio, MAX_BUSY_RATIO)
+    return busy / (2 * (1 - busy))
