@@ -13,7 +13,7 @@ from runners.jobspec import ArtefactModel, BenchmarkSpec, FolderModel
 from runners.messages import Microbench
 from runners.supervision import procfs, record
 from runners.wake import wake_agent
-from tests.runners.test_supervisor import FOREVER, SAY
+from tests.runners.programs import FOREVER, SAY
 from tests.runners.tools import A1, wait_for
 
 MICROBENCH = Microbench(

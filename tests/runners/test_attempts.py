@@ -8,7 +8,7 @@ from runners.attempts import Verdict, attempt_folders
 from runners.reasons import Reason
 from runners.spool import SpoolWriter
 from runners.supervision import procfs, record
-from tests.runners.test_supervisor import DAEMON, FOREVER, SAY, is_ready
+from tests.runners.programs import DAEMON, FOREVER, SAY, is_ready
 from tests.runners.tools import A1, bodies, events_of, wait_for
 
 BOOT = procfs.boot_id()

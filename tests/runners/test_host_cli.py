@@ -12,7 +12,7 @@ import pytest
 from runners.__main__ import main
 from runners.config import Credential, HostConfigError, HostDir
 from runners.supervision import procfs, record
-from tests.runners.test_supervisor import DAEMON, FOREVER, is_ready
+from tests.runners.programs import DAEMON, FOREVER, is_ready
 from tests.runners.tools import A1, A2, wait_for
 
 

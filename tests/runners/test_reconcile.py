@@ -13,7 +13,7 @@ from runners.messages import BeatReply, StopOrder, Wanted
 from runners.reasons import Reason
 from runners.reconcile import Reconciler
 from runners.supervision import procfs, record
-from tests.runners.test_supervisor import FOREVER
+from tests.runners.programs import FOREVER
 from tests.runners.tools import A1, A2, bodies, wait_for
 
 

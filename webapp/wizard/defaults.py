@@ -66,7 +66,7 @@ def demo_draft(host: Host | None) -> Draft:
 
 def demo_minutes() -> float:
     """Return how long the demo trains: two minutes, or what SLIPWAY_DEMO_SECONDS says."""
-    return float(os.environ.get("SLIPWAY_DEMO_SECONDS", "120")) / 60
+    return round(float(os.environ.get("SLIPWAY_DEMO_SECONDS", "120")) / 60, 2)
 
 
 def serve_draft(host: Host | None) -> Draft:
