@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from planner.catalog.reading import data_json
 from planner.cost.dtypes import element_bytes
 from planner.cost.training_states import lora_parameters, sharded_state_bytes
+from planner.decode_factors import fitted_here
+from planner.decode_fitting import stream_cases
 from planner.errors import PlannerError
 from planner.evidence import Row, serving_request, table, training_request, usable
 from planner.held_out import summary
@@ -75,6 +77,15 @@ def _serving_errors() -> dict[str, list[float]]:
         for name, seconds in (("tpot", speed.tpot_seconds), ("ttft", speed.ttft_seconds)):
             error = float(seconds or 0.0) * 1e3 / float(row[f"{name}_ms"]) - 1
             found[f"{row['engine']}, {name.upper()}"].append(error)
+    return found
+
+
+def _stream_errors() -> dict[str, list[float]]:
+    """Return the relative errors of decode and prefill speeds by source."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for case in stream_cases():
+        factors = fitted_here(case)
+        found[f"{case.source}, {case.group}"].append(case.error(factors))
     return found
 
 
@@ -189,6 +200,7 @@ def accuracy_page() -> str:
         _table("Training peak memory, fitted", _errors(table("memory"), "peak_memory_bytes")),
         _verdicts(),
         _table("Serving, fitted", _serving_errors()),
+        _table("Single streams, fitted", _stream_errors()),
         _examples(),
         NOTES,
     )

@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from planner.catalog.engines import COMMON_SERVING, COMMON_TRAINING
+from planner.decode_factors import build_stream_factors, stream_report
 from planner.errors import PlannerError
 from planner.evidence import digest, table, usable
 from planner.fitting import MEMORY_FACTORS, Columns, MemoryCase, fit_memory, memory_case
-from planner.held_out import report
+from planner.held_out import report, summary
 from planner.serving_factors import build_serving_factors
 from planner.specs.base import JsonObject
 from planner.step_fitting import PARTS, StepCase, fit_step, step_case
@@ -25,7 +26,7 @@ from planner.workload.intervals import Z_80
 Case = TypeVar("Case", MemoryCase, StepCase)
 VERSION = "factors-1"
 MEMORY_INPUTS = ("memory", "memory_fit")
-INPUTS = (*MEMORY_INPUTS, "training", "serving_dense")
+INPUTS = (*MEMORY_INPUTS, "training", "serving_dense", "inference_other")
 DIGITS = 4
 COVERED = 0.8
 MIN_GROUPS = 2
@@ -159,9 +160,14 @@ def build_factors() -> JsonObject:
         engines.setdefault(engine, {}).update(training_factors(cases, prior))
     for engine, fields in build_serving_factors(COMMON_SERVING).items():
         engines.setdefault(engine, {}).update(fields)
+    for engine, fields in build_stream_factors().items():
+        engines.setdefault(engine, {}).update(fields)
     return {
         "version": VERSION,
         "inputs": {f"{name}.csv": digest(name) for name in INPUTS},
-        "held_out": report(memory_cases(), step_cases(), unseen),
+        "held_out": {
+            **report(memory_cases(), step_cases(), unseen),
+            **stream_report(summary),
+        },
         "engines": dict(sorted(engines.items())),
     }

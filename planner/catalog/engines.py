@@ -16,6 +16,7 @@ from planner.specs.cluster import DeviceKind
 DEFAULT_ENGINE = "torch"
 COMMON_TRAINING, COMMON_SERVING = "common_training", "common_serving"
 COMMON = {"training": COMMON_TRAINING, "serving": COMMON_SERVING}
+STREAM = ("stream_factors", "stream_spread")
 EngineRole = Literal["runner", "serving", "training"]
 
 
@@ -45,6 +46,7 @@ class Engine(Spec):
     memory_utilisation: float = 1.0
     runtime_overhead_bytes: int
     max_batch_tokens: int = 0
+    prompt_chunk_tokens: int = 0
     master_weights: bool = True
     sequence_parallel: bool = False
     gradient_dtype: Dtype | None = None
@@ -68,6 +70,9 @@ class Engine(Spec):
     arrival_factors: dict[str, dict[str, float]] = Field(default_factory=dict)
     tpot_spreads: dict[str, float] = Field(default_factory=dict)
     ttft_spreads: dict[str, float] = Field(default_factory=dict)
+    stream_factors: dict[str, dict[str, float]] = Field(default_factory=dict)
+    stream_spread: float | None = None
+    sums_in_16_bits: bool = False
     fitted_groups: tuple[str, ...] = ()
 
 
@@ -104,7 +109,7 @@ def get_engine(key: str | None, kind: DeviceKind) -> Engine:
     with ``is_generic``, which the estimate turns into a warning and wider intervals.
     """
     tables = data_toml("engines.toml")
-    name = key or DEFAULT_ENGINE
+    name = tables["aliases"].get(key, key) or DEFAULT_ENGINE
     own = tables["engines"].get(name)
     role: EngineRole = own["role"] if own else generic_engines().get(name, "serving")
     fitted = fitted_factors(name, kind, role)
@@ -133,12 +138,12 @@ def arrival_priors() -> dict[str, float]:
 def fitted_factors(name: str, kind: DeviceKind, role: EngineRole) -> dict[str, Any]:
     """Return what the published measurements say about an engine, by field; empty if nothing.
 
-    Only GPUs were fitted: nothing published speaks for an engine on another kind of device. An
-    engine that nobody published a run of takes what the engines of its role have in common.
+    On other kinds of devices than GPUs only single streams were published. An engine that nobody
+    published a run of takes what the engines of its role have in common.
     """
-    if kind != "gpu":
-        return {}
     fitted = data_json("factors.json")["engines"]
+    if kind != "gpu":
+        return {part: fitted[name][part] for part in STREAM if part in fitted.get(name, {})}
     # An engine with a table of its own keeps its own overheads: local ones serve one at a time.
     shares = role == "training" or name not in list_engines()
     common = fitted.get(COMMON.get(role, ""), {}) if shares else {}

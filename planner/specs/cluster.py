@@ -15,6 +15,20 @@ ARCHITECTURES = {
     "hopper": frozenset({"h100", "h200", "h800", "gh200"}),
     "blackwell": frozenset({"b200", "b300", "gb200", "gb300"}),
 }
+# Finer than the architecture: chips whose kernels and memories are alike, by how an id begins.
+FAMILIES = (
+    ("ada", ("l4", "l20", "l40", "rtx-40", "rtx-2000-ada", "rtx-4000-ada")),
+    ("ada", ("rtx-4500-ada", "rtx-5000-ada", "rtx-6000-ada")),
+    ("blackwell-graphics", ("rtx-50", "rtx-pro")),
+    ("ampere-graphics", ("a10-", "a10g", "a16", "a2-", "a40", "rtx-a", "rtx-30")),
+    ("turing", ("t4", "rtx-20", "titan-rtx")),
+    ("pascal", ("p4-", "p40", "p100", "gtx-10")),
+    ("rdna", ("rx-", "radeon", "w7900")),
+    ("cdna", ("mi50", "mi100", "mi2", "mi3")),
+    ("arc", ("arc",)),
+    ("apple", ("apple",)),
+)
+GEFORCE = ("rtx-20", "rtx-30", "rtx-40", "rtx-50")
 DeviceKind = Literal["gpu", "cpu", "uma", "accelerator"]
 
 
@@ -66,6 +80,23 @@ class DeviceSpec(SparseSpec):
         """
         chip = self.id.split("-")[0]
         return next((name for name, chips in ARCHITECTURES.items() if chip in chips), chip)
+
+    @property
+    def family(self) -> str:
+        """Return the chips whose memory and kernels behave alike: the architecture, or finer.
+
+        >>> DeviceSpec(id="rtx-6000-ada", memory_bytes=1,
+        ...            memory_bandwidth_bytes_per_second=1).family
+        'ada'
+        """
+        slug = f"{self.id}-"
+        named = next((name for name, starts in FAMILIES if slug.startswith(starts)), None)
+        return named or (self.kind if self.kind == "cpu" else self.architecture)
+
+    @property
+    def halves_wide_sums(self) -> bool:
+        """Return whether tensor cores run at half their rate when they sum in 32 bits."""
+        return self.id.startswith(GEFORCE) and not self.id.endswith("-ada")
 
 
 class ClusterSpec(SparseSpec):

@@ -1,9 +1,12 @@
 """Generate offline in one fixed batch: one prefill, then a decode step per further token."""
 
-from planner.cost.columns import ceil, maximum, where
+from dataclasses import replace
+
+from planner.cost.columns import any_of, both, ceil, maximum, where
 from planner.cost.compute import layer_pairs, read_pairs
-from planner.cost.equation import Ledger
+from planner.cost.equation import Ledger, equation
 from planner.cost.kv_cache import layer_tokens, read_tokens
+from planner.cost.quantity import Quantity
 from planner.specs.estimate import Performance
 from planner.specs.workload import GenerateWorkload
 from planner.workload.forward import PassCost, forward_pass
@@ -42,6 +45,17 @@ def prefill_pass(
     return forward_pass(setting, ledger, work)
 
 
+@equation(
+    "o = (m + p - 1) / (m · p)",
+    unit="",
+    symbols={"chunks": "m", "stages": "p"},
+    source="Huang et al. 2019 (GPipe), arXiv:1811.06965, section 2.3",
+)
+def pipeline_share(*, chunks: Quantity, stages: Quantity) -> Quantity:
+    """Return the share of one device's time that chunks take which stages work on in turn."""
+    return (chunks + stages - 1) / (chunks * stages)
+
+
 def decode_pass(setting: Setting, ledger: Ledger, sequences: float, context: float) -> PassCost:
     """Return the cost of one more token of each of ``sequences`` sequences at mean context."""
     ranks = setting.layout.context
@@ -69,8 +83,32 @@ def _per_rank(setting: Setting, sequences: float) -> float:
 def _chunks(setting: Setting, tokens: float) -> float:
     """Return in how many steps a rank takes prompts in: within the step's token budget."""
     if not setting.strategy.chunked_prefill:
-        return 1.0
+        most = setting.engine.prompt_chunk_tokens
+        return maximum(1.0, ceil(tokens / most)) if most else 1.0
     return maximum(1.0, ceil(tokens / maximum(1.0, setting.layout.batch_tokens)))
+
+
+def _prefill(setting: Setting, ledger: Ledger, batch: float, tokens: float) -> PassCost:
+    """Return the cost of the prompts: stages of a pipeline work on different chunks at once."""
+    whole = prefill_pass(setting, ledger, batch, tokens)
+    chunks = _chunks(setting, _per_rank(setting, batch) * tokens)
+    stages = setting.layout.pipeline
+    if not any_of(both(stages > 1, chunks > 1)):
+        return whole
+    share = ledger.term(
+        pipeline_share,
+        setting.line("prefill", "Chunks in a pipeline"),
+        chunks=chunks,
+        stages=stages,
+    )
+    return replace(
+        whole,
+        compute_s=whole.compute_s * share,
+        memory_s=whole.memory_s * share,
+        communication_s=whole.communication_s * share,
+        overhead_s=whole.overhead_s * share,
+        total_s=whole.total_s * share,
+    )
 
 
 def generate(setting: Setting, workload: GenerateWorkload, ledger: Ledger) -> Outcome:
@@ -82,7 +120,7 @@ def generate(setting: Setting, workload: GenerateWorkload, ledger: Ledger) -> Ou
         ledger,
         Load(batch, total_tokens, batch * workload.input_tokens, batch, paged=False),
     )
-    prefill = prefill_pass(setting, ledger, batch, workload.input_tokens)
+    prefill = _prefill(setting, ledger, batch, workload.input_tokens)
     context = workload.input_tokens + workload.output_tokens / 2
     decode = decode_pass(setting, ledger, batch, context)
     steps = workload.output_tokens - 1

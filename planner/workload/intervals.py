@@ -92,9 +92,11 @@ def _serving_spreads(
 
 def _time_spread(setting: Setting, error_class: ErrorClass) -> float:
     """Return the log spread of a time: what held-out runs of the engine left, if any."""
-    fitted = setting.engine.step_spread
-    if fitted is not None and isinstance(setting.workload, TrainWorkload):
-        return fitted
+    training = isinstance(setting.workload, TrainWorkload)
+    if training and setting.engine.step_spread is not None:
+        return setting.engine.step_spread
+    if not training and setting.engine.stream_spread is not None and not setting.is_measured:
+        return setting.engine.stream_spread
     return TIME_SPREAD[error_class]
 
 

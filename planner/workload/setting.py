@@ -6,7 +6,13 @@ from functools import cached_property
 from planner.catalog.engines import Engine, sources
 from planner.catalog.packed import PackedFormat, packed_format
 from planner.cost.columns import maximum, where
-from planner.cost.dtypes import element_bytes, unquantised_dtype, weight_bytes_per_element
+from planner.cost.dtypes import (
+    SIXTEEN_BIT,
+    WIDE,
+    element_bytes,
+    unquantised_dtype,
+    weight_bytes_per_element,
+)
 from planner.cost.equation import Line, Origin
 from planner.cost.parameters import ParameterCounts
 from planner.cost.queueing import ArrivalHabits
@@ -20,6 +26,7 @@ from planner.specs.workload import Workload
 
 MODELLED = Origin()
 ANY_ARCHITECTURE = "any"
+NARROW_BYTES = 0.75  # between six and seven bits: what follows is costed as eight
 DEFAULT_INTER_NODE_BYTES_PER_S = 50e9  # one 400 Gbit/s port per device
 DEFAULT_INTRA_NODE_BYTES_PER_S = 16e9  # PCIe 3.0 x16, where the catalog names no link
 DEFAULT_DISK_BYTES_PER_S = 1e9
@@ -199,7 +206,20 @@ class Setting:
         """Return what published serving sweeps multiply a part of a pass with."""
         fitted = self.engine.serving_factors
         family = fitted.get(self.device.architecture) or fitted.get(ANY_ARCHITECTURE, {})
-        return family.get(part, 1.0)
+        return family.get(part, 1.0) * self._stream_factor(part)
+
+    def _stream_factor(self, part: str) -> float:
+        """Return what published single streams multiply a part of a pass with.
+
+        Kernels for 8-bit and 4-bit weights reach another share of the bandwidth than plain ones.
+        """
+        fitted = self.engine.stream_factors
+        device = self.device
+        if not fitted or self.is_measured:
+            return 1.0
+        family = fitted.get(device.family) or fitted.get(device.kind, {})
+        narrow = family.get(f"{part}_{width_of(self)}", 1.0)
+        return family.get(part, 1.0) * narrow
 
     @property
     def pair(self) -> str:
@@ -254,6 +274,13 @@ class Rates:
     op_overhead_s: float
 
 
+def width_of(setting: Setting) -> str:
+    """Return how wide the stored weights are, as kernels tell them apart: wide, 8bit or 4bit."""
+    if setting.weight_dtype in WIDE:
+        return "wide"
+    return "8bit" if setting.weight_element_bytes > NARROW_BYTES else "4bit"
+
+
 def compute_dtype_of(setting: Setting) -> Dtype:
     """Return the dtype in which matrix products run.
 
@@ -268,9 +295,15 @@ def peak_of(device: DeviceSpec, dtype: Dtype) -> tuple[float, Dtype]:
     Raises:
         BadRequestError: the device has no peak at all.
     """
+
+    def rate(name: Dtype) -> float:
+        return device.peak_flops_per_second.get(name, 0.0)
+
     for candidate in (dtype, *CONSUMER_FALLBACK.get(dtype, ("bf16", "fp16", "fp32"))):
         if candidate in device.peak_flops_per_second:
-            return device.peak_flops_per_second[candidate], candidate
+            wider = max(CONSUMER_FALLBACK.get(candidate, ()) or (candidate,), key=rate)
+            best = max(candidate, wider, key=rate)  # a crippled narrow unit is passed by
+            return rate(best), best
     if device.peak_flops_per_second:
         widest = next(iter(device.peak_flops_per_second))
         return device.peak_flops_per_second[widest], widest
@@ -285,6 +318,8 @@ def rates_of(setting: Setting) -> Rates:
     """Return the rates that the setting's operators run at."""
     device, cluster, engine = setting.device, setting.cluster, setting.engine
     peak, used = peak_of(device, compute_dtype_of(setting))
+    if engine.sums_in_16_bits and used in SIXTEEN_BIT and device.halves_wide_sums:
+        peak *= 2
     efficiency = engine.matmul_efficiency
     if used in device.achieved_flops_per_second:
         efficiency = device.achieved_flops_per_second[used] / peak

@@ -70,7 +70,8 @@ def test_every_factor_of_the_file_is_a_field_of_its_engine(engine):
 
 @pytest.mark.parametrize("kind", ["cpu", "uma", "accelerator"])
 def test_what_gpus_measured_says_nothing_about_other_devices(kind):
-    assert fitted_factors("transformers", kind, "runner") == {}
+    assert fitted_factors("megatron", kind, "training") == {}
+    assert "training_factors" not in fitted_factors("transformers", kind, "runner")
 
 
 def test_the_products_own_runner_carries_no_fitted_factor():

@@ -1,0 +1,203 @@
+"""Fits what single streams reach to published decode and prefill speeds, engine by engine.
+
+A pass is the matrix products, whose share of the peak belongs to the engine's kernels, the chip
+family and the width of the weights, the issuing of operators, and the rest, which stays as the
+physics says. Engines shrink towards all engines together, families towards their engine.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.catalog.engines import Engine
+from planner.cost.equation import Ledger
+from planner.errors import PlannerError
+from planner.evidence import Row, number
+from planner.fitting import Columns, descend
+from planner.inference_evidence import DECODE, PREFILL, TPOT, inference_request, speed_rows
+from planner.serving_fitting import PART_BY_NAME
+from planner.specs.estimate import EstimateRequest
+from planner.specs.workload import GenerateWorkload
+from planner.workload.generate import generate
+from planner.workload.resolve import resolve
+from planner.workload.setting import Setting, width_of
+
+GROUPS = {DECODE: "decode", TPOT: "decode"}
+PARTS = ("linear", "linear_8bit", "linear_4bit", "attention", "issue")
+LINEAR, ATTENTION, ISSUE = (PARTS.index(part) for part in ("linear", "attention", "issue"))
+WIDTHS = {"wide": 0, "8bit": PARTS.index("linear_8bit"), "4bit": PARTS.index("linear_4bit")}
+# Reads start at 71 % of the bandwidth: a factor below 0.72 would beat it.
+LEAST = np.array([0.72, 0.8, 0.8, 0.55, 0.1])
+MOST = np.array([6.0, 6.0, 6.0, 12.0, 10.0])
+SCALE, RIDGE = 0.5, 0.35
+WEIGHT = 10.0
+LEAST_SECONDS = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class StreamCase:
+    """One measured pass: the seconds of its parts at factor 1, and the truth."""
+
+    engine: str
+    source: str
+    device: str
+    family: str
+    kind: str
+    group: str
+    width: str
+    linear_s: float
+    attention_s: float
+    issue_s: float
+    rest_s: float
+    runs_ahead: bool
+    measured_s: float
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Return what one set of factors is for: engine, kind of pass and kind of device."""
+        return self.engine, self.group, self.kind
+
+    @property
+    def alike(self) -> str:
+        """Return what rows of one sweep share: together they count as a few, not as many."""
+        return f"{self.source}/{self.engine}/{self.device}/{self.width}/{self.group}"
+
+    def seconds(self, factors: Columns) -> float:
+        """Return the seconds of the pass under these factors."""
+        return float(Sweep.of((self,)).seconds(factors)[0])
+
+    def error(self, factors: Columns) -> float:
+        """Return by which share the predicted speed is off."""
+        return self.measured_s / self.seconds(factors) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """Many passes as columns, rows of one sweep counting as a few."""
+
+    parts_s: Columns
+    narrow: Columns
+    rest_s: Columns
+    runs_ahead: npt.NDArray[np.bool_]
+    measured_s: Columns
+    weights: Columns
+
+    @classmethod
+    def of(cls, cases: Sequence[StreamCase]) -> "Sweep":
+        """Return cases as columns."""
+        counts = Counter(case.alike for case in cases)
+        return cls(
+            parts_s=np.array([[c.linear_s, c.attention_s, c.issue_s] for c in cases]),
+            narrow=np.array([WIDTHS[c.width] or -1 for c in cases]),
+            rest_s=np.array([c.rest_s for c in cases]),
+            runs_ahead=np.array([c.runs_ahead for c in cases]),
+            measured_s=np.array([c.measured_s for c in cases]),
+            weights=np.array([WEIGHT * counts[c.alike] ** -0.5 for c in cases]),
+        )
+
+    def seconds(self, factors: Columns) -> Columns:
+        """Return the seconds of every pass under these factors."""
+        narrow = np.where(self.narrow < 0, 1.0, factors[self.narrow])
+        linear, attention, issue = self.parts_s.T
+        work = linear * factors[LINEAR] * narrow + attention * factors[ATTENTION] + self.rest_s
+        issue = issue * factors[ISSUE]
+        total: Columns = np.where(self.runs_ahead, np.maximum(work, issue), work + issue)
+        return total
+
+
+def uncalibrated(setting: Setting) -> Setting:
+    """Return the setting as it is costed before any single stream was looked at."""
+    plain: Engine = setting.engine.model_copy(update={"stream_factors": {}})
+    return replace(setting, engine=plain)
+
+
+def stream_case(row: Row) -> StreamCase:
+    """Return a row as the parts that an uncalibrated estimate writes into its ledger."""
+    setting = uncalibrated(resolve(EstimateRequest.model_validate(inference_request(row))))
+    workload, ledger = setting.workload, Ledger()
+    if not isinstance(workload, GenerateWorkload):
+        raise TypeError("only generated batches have streams")
+    generate(setting, workload, ledger)
+    group = GROUPS.get(row["metric"], "prefill")
+    parts = {"linear": 0.0, "attention": 0.0, "issue": 0.0, "rest": 0.0}
+    for entry in ledger.entries:
+        if entry.unit == "s" and entry.group == group:
+            part = PART_BY_NAME.get(entry.name, "rest")
+            parts[part if part in parts else "rest"] += entry.value
+    share = ledger.value_of("prefill", "pipeline_share") if group == "prefill" else 0.0
+    share = share or 1.0
+    return StreamCase(
+        engine=setting.engine.key,
+        source=row["source_id"],
+        device=setting.device.id,
+        family=setting.device.family,
+        kind=setting.device.kind,
+        group=group,
+        width=width_of(setting),
+        linear_s=parts["linear"] * share,
+        attention_s=parts["attention"] * share,
+        issue_s=parts["issue"] * share,
+        rest_s=max(parts["rest"] * share, LEAST_SECONDS),
+        runs_ahead=bool(setting.engine.ops_per_layer) and setting.device.kind != "cpu",
+        measured_s=_measured_seconds(row, workload),
+    )
+
+
+def _measured_seconds(row: Row, workload: GenerateWorkload) -> float:
+    """Return the seconds of the measured pass of the whole batch."""
+    value = number(row, "value")
+    if row["metric"] == DECODE:
+        return workload.batch_size / value
+    if row["metric"] == PREFILL:
+        return workload.batch_size * workload.input_tokens / value
+    return value
+
+
+@cache
+def stream_cases() -> tuple[StreamCase, ...]:
+    """Return every usable row whose model and device the catalog knows.
+
+    Engines that whole serving sweeps were fitted to keep those factors.
+    """
+    found = []
+    for row in speed_rows():
+        with suppress(PlannerError):
+            case = stream_case(row)
+            if not served(row):
+                found.append(case)
+    return tuple(found)
+
+
+def served(row: Row) -> bool:
+    """Return whether the row's engine has factors of its own from whole serving sweeps."""
+    engine = resolve(EstimateRequest.model_validate(inference_request(row))).engine
+    return bool(engine.tpot_spreads) and not engine.is_generic
+
+
+def fit_streams(cases: Iterable[StreamCase], prior: Columns | None = None) -> Columns:
+    """Return the factors of one kind of pass, in the order of ``PARTS``, near the prior."""
+    kept = tuple(cases)
+    start = np.ones(len(PARTS)) if prior is None else prior
+    if not kept:
+        return start
+    sweep = Sweep.of(kept)
+
+    def regret(factors: Columns) -> float:
+        wrong = np.abs(np.log(sweep.seconds(factors) / sweep.measured_s)) @ sweep.weights
+        return float(wrong) + RIDGE * float(np.abs(np.log(factors / start)).sum()) / SCALE
+
+    return descend(regret, start, start * SCALE, LEAST, MOST)
+
+
+def fitted(cases: Sequence[StreamCase], target: StreamCase) -> Columns:
+    """Return the factors that these cases give an engine on a chip: its kind's, then its family's.
+
+    An engine that no case is of keeps the physics.
+    """
+    own = [c for c in cases if (c.engine, c.group, c.kind) == target.place]
+    return fit_streams((c for c in own if c.family == target.family), fit_streams(own))

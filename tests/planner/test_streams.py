@@ -1,0 +1,197 @@
+"""Single streams: published decode and prefill speeds as requests, and what is fitted to them."""
+
+import numpy as np
+import pytest
+
+from planner.api import estimate
+from planner.catalog.devices import get_device
+from planner.catalog.engines import get_engine
+from planner.catalog.reading import data_json
+from planner.decode_factors import engine_factors, fitted_here, left_out, spread_of
+from planner.decode_fitting import LEAST, MOST, PARTS, fit_streams, stream_cases
+from planner.inference_evidence import format_of, inference_request, model_named, speed_rows
+from planner.specs.cluster import DeviceSpec
+from planner.specs.estimate import EstimateRequest
+from tests.planner.asking import LLAMA_8B, ask
+
+ONES = np.ones(len(PARTS))
+STREAM = {"kind": "generate", "batch_size": 1, "input_tokens": 512, "output_tokens": 128}
+
+
+def rows_of(source):
+    return [row for row in speed_rows() if row["source_id"] == source]
+
+
+def cases_of(engine, group="decode", kind="gpu"):
+    return [case for case in stream_cases() if case.place == (engine, group, kind)]
+
+
+def streaming(device, engine="llama_cpp", quantization="gguf:q4_k_m", model=LLAMA_8B, **fields):
+    return ask(
+        model=model,
+        device=device,
+        engine=engine,
+        workload=STREAM,
+        strategy={"quantization": quantization},
+        **fields,
+    ).performance
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("gguf:q4_k_m (ollama default, assumed)", {"quantization": "gguf:q4_k_m"}),
+        ("exl2 4.25 bpw", {"quantization": "exl2:4.25"}),
+        ("fp16", {"weight_dtype": "fp16"}),
+        ("quip# 2-bit", {"quantization": "quip:2.0"}),
+        ("gguf mix, file 307.20 GiB", {}),
+    ],
+)
+def test_a_weight_format_is_read_from_the_sources_spelling(written, expected):
+    assert format_of({"weight_dtype": written}) == expected
+
+
+def test_a_group_wise_format_names_its_method_and_group():
+    found = format_of({"weight_dtype": "int4 (awq g128)"})
+
+    assert found == {"weight_dtype": "int4", "quantization": "awq", "group_size": 128}
+
+
+def test_a_models_short_name_is_its_catalog_id():
+    assert model_named("Llama2-7B") == "meta-llama/Llama-2-7b"
+    assert model_named("meta-llama/Llama-2-70b") == "meta-llama/Llama-2-70b"
+
+
+def test_cards_that_share_whole_layers_are_a_pipeline():
+    row = next(row for row in rows_of("xdai-llamacpp-2024-05") if row["num_gpus"] == "4")
+
+    assert inference_request(row)["strategy"]["pipeline_parallel_size"] == 4
+
+
+def test_rows_that_their_source_marks_as_odd_are_left_out():
+    assert not any("SUSPECT" in row["notes"] for row in speed_rows())
+
+
+def test_the_estimate_says_what_the_fitted_factors_say():
+    row = rows_of("xdai-llamacpp-2024-05")[0]
+    case = next(case for case in stream_cases() if case.source == row["source_id"])
+
+    found = estimate(EstimateRequest.model_validate(inference_request(row))).performance
+
+    assert found.tpot_seconds == pytest.approx(case.seconds(fitted_here(case)), rel=2e-3)
+
+
+def test_no_factor_lets_a_read_beat_the_bandwidth():
+    for case in stream_cases():
+        factors = fitted_here(case)
+        assert np.all(factors >= LEAST - 1e-9)
+        assert np.all(factors <= MOST + 1e-9)
+
+
+def test_without_rows_the_physics_stays():
+    assert np.array_equal(fit_streams(()), ONES)
+
+
+def test_few_rows_stay_near_their_prior():
+    prior = ONES * 1.3
+    one = cases_of("llama_cpp")[:1]
+
+    assert np.abs(np.log(fit_streams(one, prior) / prior)).sum() < 2
+
+
+def test_the_fit_brings_decode_of_llama_cpp_within_a_tenth():
+    errors = [abs(case.error(fitted_here(case))) for case in cases_of("llama_cpp")]
+
+    assert np.median(errors) < 0.05
+    assert np.median([abs(case.error(ONES)) for case in cases_of("llama_cpp")]) > 0.1
+
+
+@pytest.mark.parametrize("card", ["l40s", "rtx-6000-ada"])
+def test_a_card_that_was_left_out_decodes_within_a_tenth(card):
+    errors = [
+        error
+        for case, error in left_out(cases_of("llama_cpp"), lambda case: case.device)
+        if case.device == card
+    ]
+
+    assert np.median(np.abs(errors)) < 0.12
+
+
+def test_the_file_holds_what_the_rows_give():
+    cases = [case for case in stream_cases() if case.engine == "gpt_fast"]
+
+    kept = data_json("factors.json")["engines"]["gpt_fast"]["stream_factors"]
+
+    assert kept == engine_factors(cases)
+
+
+def test_a_family_takes_its_kinds_factors_for_a_pass_that_nobody_measured_on_it():
+    factors = engine_factors([case for case in stream_cases() if case.engine == "llama_cpp"])
+
+    assert factors["turing"]["prefill_linear"] == factors["gpu"]["prefill_linear"]
+
+
+def test_a_spread_covers_four_errors_of_five():
+    assert spread_of([0.0] * 8 + [1.0] * 2) < spread_of([0.0] * 5 + [1.0] * 5)
+
+
+def test_an_alias_has_the_figures_of_what_it_stands_for():
+    assert get_engine("ollama/llama_cpp", "gpu") == get_engine("llama_cpp", "gpu")
+
+
+@pytest.mark.parametrize(
+    ("device", "family"),
+    [
+        ("rtx-4090", "ada"),
+        ("l40s", "ada"),
+        ("l4", "ada"),
+        ("rtx-6000-ada", "ada"),
+        ("a40", "ampere-graphics"),
+        ("a100-sxm-80gb", "ampere"),
+        ("h100-sxm-80gb", "hopper"),
+        ("t4", "turing"),
+        ("apple-m3-ultra", "apple"),
+        ("cpu-ryzen-7950x", "cpu"),
+        ("mi300x", "cdna"),
+    ],
+)
+def test_a_card_belongs_to_its_family(device, family):
+    assert get_device(device).family == family
+
+
+def test_only_geforce_cards_halve_their_rate_for_wide_sums():
+    cards = {name: get_device(name).halves_wide_sums for name in ("rtx-4090", "rtx-6000-ada")}
+
+    assert cards == {"rtx-4090": True, "rtx-6000-ada": False}
+
+
+def test_a_crippled_half_precision_unit_is_passed_by():
+    """A P40 computes 64 times slower in fp16 than in fp32: kernels take the wide units."""
+    assert streaming("p40").prefill_tokens_per_second > 200
+
+
+def test_a_measured_device_has_no_published_factors():
+    own = {**get_device("rtx-4090").model_dump(), "provenance": "measured"}
+    measured = streaming(DeviceSpec.model_validate(own))
+
+    assert measured.tpot_seconds != streaming("rtx-4090").tpot_seconds
+
+
+def test_long_prompts_keep_every_stage_of_a_pipeline_busy():
+    long = {**STREAM, "input_tokens": 8192}
+    speeds = []
+    for devices in (1, 4):
+        fields = {"device": "rtx-4090", "devices": devices, "engine": "llama_cpp"}
+        strategy = {"pipeline_parallel_size": devices, "data_parallel_size": 1}
+        found = ask(model=LLAMA_8B, workload=long, strategy=strategy, **fields)
+        speeds.append(found.performance.prefill_tokens_per_second)
+
+    assert 2.5 < speeds[1] / speeds[0] < 4
+
+
+def test_a_short_prompt_visits_one_stage_after_another():
+    strategy = {"pipeline_parallel_size": 4, "data_parallel_size": 1}
+    fields = {"device": "rtx-4090", "engine": "llama_cpp", "workload": STREAM}
+    one, four = ask(**fields), ask(**fields, devices=4, strategy=strategy)
+
+    assert four.performance.ttft_seconds >= one.performance.ttft_seconds
