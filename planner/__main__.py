@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO, TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from planner.accuracy import accuracy_page
 from planner.api import estimate, plan
@@ -14,13 +14,12 @@ from planner.catalog.devices import get_device, list_devices
 from planner.catalog.models import get_entry, get_model, list_models
 from planner.cost.parameters import count_parameters
 from planner.errors import BadRequestError, PlannerError
-from planner.exports.registry import EXPORTERS, export
+from planner.exports.registry import FORMATS, export, export_case
 from planner.factors import build_factors
 from planner.specs.base import JsonObject
 from planner.specs.cluster import DeviceSpec
 from planner.specs.estimate import EstimateRequest
 from planner.specs.plan import PlannedStrategy, PlanRequest
-from planner.specs.workload import Workload
 from planner.techniques.examples import technique_row
 from planner.techniques.registry import TECHNIQUES, get
 
@@ -87,8 +86,8 @@ def run_plan(source: TextIO, sink: TextIO) -> int:
     return OK if answer.plans else NOTHING
 
 
-def run_export(source: TextIO, sink: TextIO, format_name: str) -> int:
-    """Turn a request and one of its plans into another tool's words.
+def run_export(source: TextIO, sink: TextIO, format_name: str, *, measure: bool = False) -> int:
+    """Turn a request and one of its plans into another tool's words, or into what measures it.
 
     The document is what ``plan`` was asked, with the chosen plan as ``plan``; or a request
     alone, whose first plan is taken.
@@ -96,10 +95,11 @@ def run_export(source: TextIO, sink: TextIO, format_name: str) -> int:
     document = _object(source.read())
     chosen = document.pop("plan", None)
     request = parsed(PlanRequest, json.dumps(document))
-    planned = _chosen(request, chosen)
-    model = request.model if isinstance(request.model, str) else "./model"
-    workload: Workload = TypeAdapter(Workload).validate_python(request.workload)
-    sink.write(export(format_name, model, planned, workload))
+    made = export(format_name, export_case(request, _chosen(request, chosen)))
+    sink.write(made.measure if measure else made.text)
+    if FORMATS[format_name].comment is None:
+        # A format without comments cannot carry its notes.
+        print(*made.notes, sep="\n", file=sys.stderr)
     return OK
 
 
@@ -183,7 +183,8 @@ def arguments() -> argparse.ArgumentParser:
     commands.add_parser("calibrate", help="fit the factor file to published measurements")
     commands.add_parser("accuracy", help="predicted against published, as the docs page")
     exporter = commands.add_parser("export", help="a plan as another tool's arguments")
-    exporter.add_argument("--format", required=True, choices=sorted(EXPORTERS))
+    exporter.add_argument("--format", required=True, choices=sorted(FORMATS))
+    exporter.add_argument("--measure", action="store_true", help="the script that checks it")
     for kind in ("models", "devices", "techniques"):
         listing = commands.add_parser(kind, help=f"list the {kind} with their sources")
         listing.add_argument("id", nargs="?")
@@ -199,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "plan": lambda: run_plan(sys.stdin, sys.stdout),
         "accuracy": lambda: run_accuracy(sys.stdout),
         "calibrate": lambda: run_calibrate(sys.stdout),
-        "export": lambda: run_export(sys.stdin, sys.stdout, chosen.format),
+        "export": lambda: run_export(sys.stdin, sys.stdout, chosen.format, measure=chosen.measure),
     }
     try:
         if chosen.command in commands:

@@ -1,35 +1,111 @@
 """Which formats a plan can be exported to, and the door to all of them."""
 
-from collections.abc import Callable
-
-from planner.catalog.engines import Engine
 from planner.errors import BadRequestError
-from planner.exports.torchrun import export_torchrun
-from planner.exports.vllm import export_vllm
-from planner.specs.plan import PlannedStrategy
-from planner.specs.workload import Workload
+from planner.exports.accelerate import ACCELERATE
+from planner.exports.case import ExportCase
+from planner.exports.compose import COMPOSE
+from planner.exports.deepspeed import DEEPSPEED
+from planner.exports.export import Export, Format
+from planner.exports.kubernetes import KUBERNETES
+from planner.exports.llama_cpp import LLAMA_CPP
+from planner.exports.measure import measure_text
+from planner.exports.megatron import MEGATRON
+from planner.exports.sglang import SGLANG
+from planner.exports.slurm import SLURM
+from planner.exports.tensorrt_llm import TENSORRT_LLM
+from planner.exports.torchrun import TORCHRUN
+from planner.exports.torchtitan import CONFIGURATIONS, TORCHTITAN
+from planner.exports.vllm import VLLM
+from planner.specs.plan import PlannedStrategy, PlanRequest
+from planner.specs.strategy import Strategy
+from planner.specs.workload import TrainWorkload
+from planner.techniques.technique import Case
+from planner.workload.resolve import resolve_device, resolve_model
 
-Exporter = Callable[[str, PlannedStrategy, Workload], str]
-EXPORTERS: dict[str, Exporter] = {"vllm": export_vllm, "torchrun": export_torchrun}
+SERVERS = (VLLM, SGLANG, TENSORRT_LLM, LLAMA_CPP)
+TRAINERS = (TORCHRUN, ACCELERATE, DEEPSPEED, TORCHTITAN, MEGATRON)
+MANAGERS = (SLURM, KUBERNETES, COMPOSE)
+FORMATS: dict[str, Format] = {one.key: one for one in (*SERVERS, *TRAINERS, *MANAGERS)}
+WHOLE_WEIGHTS = frozenset({"pretrain", "full"})
+LOCAL_MODEL = "./model"
 
 
-def formats_for(workload: Workload, engine: Engine) -> tuple[str, ...]:
-    """Return the formats that make sense for a workload on an engine."""
-    if workload.kind == "train":
-        return ("torchrun",)
-    if workload.kind == "serve" and engine.role == "serving":
-        return ("vllm",)
-    return ()
+def formats_for(case: Case, strategy: Strategy) -> tuple[str, ...]:
+    """Return the formats that can say a strategy and run on its device."""
+    if case.workload.kind == "compress":
+        return ()
+    training = isinstance(case.workload, TrainWorkload)
+    named = _trainers(case, strategy) if training else _servers(case)
+    managers = ["slurm", "kubernetes", *(["compose"] if case.cluster.nodes == 1 else [])]
+    return (*named, *managers)
 
 
-def export(format_name: str, model: str, plan: PlannedStrategy, workload: Workload) -> str:
-    """Return a plan in another tool's words.
+def _servers(case: Case) -> list[str]:
+    kind, vendor = case.device.kind, (case.device.vendor or "").lower()
+    runs = {
+        "vllm": kind != "uma",
+        "sglang": kind == "gpu",
+        "tensorrt_llm": kind == "gpu" and vendor == "nvidia",
+        "llama_cpp": kind != "accelerator",
+    }
+    return [name for name, applies in runs.items() if applies]
+
+
+def _trainers(case: Case, strategy: Strategy) -> list[str]:
+    sizes = ("tensor", "pipeline", "context", "expert")
+    split = any((getattr(strategy, f"{axis}_parallel_size") or 1) > 1 for axis in sizes)
+    whole = isinstance(case.workload, TrainWorkload) and case.workload.method in WHOLE_WEIGHTS
+    on_gpu = case.device.kind == "gpu"
+    says = {
+        "torchrun": True,
+        "accelerate": not split,
+        "deepspeed": on_gpu,
+        "torchtitan": on_gpu and whole and case.model.id.lower() in CONFIGURATIONS,
+        "megatron": on_gpu and whole,
+    }
+    return [name for name, applies in says.items() if applies]
+
+
+def export_case(request: PlanRequest, plan: PlannedStrategy) -> ExportCase:
+    """Return what an export reads: a request with its names looked up, and one of its plans.
 
     Raises:
-        BadRequestError: there is no such format.
+        PlannerError: the model or the device is unknown.
     """
-    if format_name not in EXPORTERS:
+    return ExportCase(
+        model=request.model if isinstance(request.model, str) else LOCAL_MODEL,
+        shape=resolve_model(request.model),
+        device=resolve_device(plan.cluster.device),
+        plan=plan,
+        workload=request.workload,
+    )
+
+
+def export(format_name: str, case: ExportCase) -> Export:
+    """Return a plan in another tool's words, with its notes and the script that measures it.
+
+    Raises:
+        BadRequestError: there is no such format, or it cannot say this plan.
+    """
+    if format_name not in FORMATS:
         raise BadRequestError(
-            f"no export format {format_name!r}: choose among {', '.join(EXPORTERS)}", "format"
+            f"no export format {format_name!r}: choose among {', '.join(FORMATS)}", "format"
         )
-    return EXPORTERS[format_name](model, plan, workload)
+    possible = formats_for(
+        Case(case.shape, case.device, case.plan.cluster, case.workload), case.strategy
+    )
+    if format_name not in possible:
+        raise BadRequestError(
+            f"{format_name} cannot say this plan ({case.workload.kind} on {case.device.id}): "
+            f"choose among {', '.join(possible) or 'none'}",
+            "format",
+        )
+    chosen = FORMATS[format_name]
+    return Export(
+        key=chosen.key,
+        title=chosen.title,
+        file_name=chosen.file_name,
+        text=chosen.text(case),
+        notes=chosen.notes(case),
+        measure=measure_text(case),
+    )

@@ -1,48 +1,147 @@
 """A serving plan as the command line of vLLM."""
 
-import shlex
+import json
 
-from planner.specs.plan import PlannedStrategy
-from planner.specs.strategy import Strategy
-from planner.specs.workload import ServeWorkload, Workload
+from planner.exports.case import GIB, MASTER, PORT, RANK, ExportCase
+from planner.exports.export import Format, Notes, shell_lines
+from planner.specs.workload import ServeWorkload
 
 # What vLLM calls a weight format when it quantises at load time; other formats name a checkpoint.
-QUANTIZATION = {"fp8": "fp8", "int4": "awq_marlin", "nf4": "bitsandbytes"}
+QUANTIZATION = {
+    "fp8": "fp8",
+    "int4": "awq_marlin",
+    "nf4": "bitsandbytes",
+    "int8": "compressed-tensors",
+    "nvfp4": "modelopt_fp4",
+    "mxfp4": "mxfp4",
+}
+NAMED = {"awq": "awq_marlin", "gptq": "gptq_marlin", "nvfp4": "modelopt_fp4"}
+LOADS_ANY_CHECKPOINT = frozenset({"fp8", "nf4"})
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
-def vllm_arguments(model: str, strategy: Strategy, workload: Workload) -> list[str]:
+def vllm_arguments(case: ExportCase) -> list[str]:
     """Return ``vllm serve`` with the flags that the plan decides, and no others."""
-    command = ["vllm", "serve", model]
+    return [
+        *("vllm", "serve", case.model),
+        *_layout(case),
+        *_formats(case),
+        *_limits(case),
+        *_extras(case),
+    ]
+
+
+def _layout(case: ExportCase) -> list[str]:
+    # Attention in replicas: vLLM counts its data-parallel ranks beside the tensor ranks.
+    replicas = case.strategy.attention_data_parallel_size or 1
+    flags: list[str] = []
     for flag, size in (
-        ("--tensor-parallel-size", strategy.tensor_parallel_size),
-        ("--pipeline-parallel-size", strategy.pipeline_parallel_size),
-        ("--data-parallel-size", strategy.data_parallel_size),
+        ("--tensor-parallel-size", case.size("tensor") // replicas or 1),
+        ("--pipeline-parallel-size", case.size("pipeline")),
+        ("--data-parallel-size", case.size("data") * replicas),
     ):
-        if size and size > 1:
-            command += [flag, str(size)]
-    if (strategy.expert_parallel_size or 1) > 1:
-        command.append("--enable-expert-parallel")
-    weight = strategy.weight_dtype or "bf16"
-    command += ["--dtype", DTYPES.get(weight, "bfloat16")]
-    if weight in QUANTIZATION:
-        command += ["--quantization", strategy.quantization or QUANTIZATION[weight]]
-    if strategy.kv_cache_dtype == "fp8":
-        command += ["--kv-cache-dtype", "fp8"]
-    if isinstance(workload, ServeWorkload):
-        command += _limits(workload, strategy.data_parallel_size or 1)
-    if strategy.max_batch_tokens:
-        command += ["--max-num-batched-tokens", str(strategy.max_batch_tokens)]
-    return command
-
-
-def _limits(workload: ServeWorkload, replicas: int) -> list[str]:
-    flags = ["--max-model-len", str(workload.input_tokens + workload.output_tokens)]
-    if workload.concurrency:
-        flags += ["--max-num-seqs", str(-(-workload.concurrency // replicas))]
+        if size > 1:
+            flags += [flag, str(size)]
+    if case.nodes > 1:
+        flags += _meeting(case)
+    if case.size("expert") > 1 or replicas > 1:
+        flags.append("--enable-expert-parallel")
     return flags
 
 
-def export_vllm(model: str, plan: PlannedStrategy, workload: Workload) -> str:
-    """Return the command as one line of shell."""
-    return shlex.join(vllm_arguments(model, plan.strategy, workload)) + "\n"
+def replicas_per_node(case: ExportCase) -> int:
+    """Return how many whole replicas stand on one of several nodes; 0 when one spans nodes."""
+    replica = case.size("tensor") * case.size("pipeline")
+    return case.devices_per_node // replica if case.size("data") > 1 else 0
+
+
+def _meeting(case: ExportCase) -> list[str]:
+    local = replicas_per_node(case)
+    if local:
+        flags = ["--data-parallel-size-local", str(local), "--data-parallel-address", MASTER]
+        return [*flags, "--data-parallel-rpc-port", str(PORT)]
+    flags = ["--nnodes", str(case.nodes), "--node-rank", RANK]
+    return [*flags, "--master-addr", MASTER, "--master-port", str(PORT)]
+
+
+def _formats(case: ExportCase) -> list[str]:
+    weight = case.strategy.weight_dtype or "bf16"
+    computed = case.strategy.activation_dtype or "bf16"
+    flags = ["--dtype", DTYPES.get(weight, DTYPES.get(computed, "bfloat16"))]
+    named = case.strategy.quantization
+    if weight in QUANTIZATION:
+        flags += ["--quantization", NAMED.get(named or "", QUANTIZATION[weight])]
+    if case.strategy.kv_cache_dtype == "fp8":
+        flags += ["--kv-cache-dtype", "fp8"]
+    return flags
+
+
+def _limits(case: ExportCase) -> list[str]:
+    flags = ["--max-model-len", str(case.context_tokens)] if case.context_tokens else []
+    if case.sequences_per_replica:
+        flags += ["--max-num-seqs", str(case.sequences_per_replica)]
+    if case.strategy.max_batch_tokens:
+        flags += ["--max-num-batched-tokens", str(case.strategy.max_batch_tokens)]
+    return flags
+
+
+def _extras(case: ExportCase) -> list[str]:
+    strategy, flags = case.strategy, []
+    if strategy.chunked_prefill is not None:
+        flags.append(f"--{'' if strategy.chunked_prefill else 'no-'}enable-chunked-prefill")
+    if isinstance(case.workload, ServeWorkload):
+        shared = case.workload.prefix_share_ratio > 0
+        flags.append(f"--{'' if shared else 'no-'}enable-prefix-caching")
+    if case.offload.weights_cpu:
+        flags += ["--cpu-offload-gb", f"{case.offloaded_weight_bytes / GIB:.1f}"]
+    if strategy.speculative:
+        draft = strategy.speculative
+        setting = {"model": draft.draft_model, "num_speculative_tokens": draft.tokens}
+        flags += ["--speculative-config", json.dumps({"method": "draft_model", **setting})]
+    return flags
+
+
+def serving_notes(case: ExportCase, engine: str, title: str) -> Notes:
+    """Return what a serving engine's command leaves open, whichever engine it is."""
+    notes = []
+    if case.plan.engine != engine:
+        notes.append(f"the figures are for {case.plan.engine}; {title} has speeds of its own")
+    split = case.strategy.disaggregated
+    if split:
+        notes.append(
+            f"the plan prefills on {split.prefill_devices} and decodes on {split.decode_devices} "
+            f"devices: start {title} once for each and connect the two"
+        )
+    if case.strategy.sparsity:
+        notes.append(f"sparsity {case.strategy.sparsity:g} is a property of the checkpoint")
+    if case.offload.weights_disk or case.offload.kv_cpu:
+        notes.append("weights on disk and cache in host memory are not said here")
+    return tuple(notes)
+
+
+def vllm_notes(case: ExportCase) -> Notes:
+    """Return what the command leaves open."""
+    notes = list(serving_notes(case, "vllm", "vLLM"))
+    weight = case.strategy.weight_dtype or "bf16"
+    if weight in QUANTIZATION and weight not in LOADS_ANY_CHECKPOINT:
+        notes.append(f"the model must name a checkpoint that is stored in {weight}")
+    if case.nodes > 1:
+        notes.append("run it on every node, NODE_RANK counting from 0; MASTER_ADDR is the first")
+        if case.size("data") > 1 and not replicas_per_node(case):
+            notes.append("a replica spans nodes: start each replica as a server of its own")
+    if case.size("context") > 1:
+        notes.append("vLLM splits the context inside the tensor ranks only: it is left out")
+    return tuple(notes)
+
+
+def vllm_text(case: ExportCase) -> str:
+    """Return the command, an option a line; only the first of several nodes answers requests."""
+    if case.nodes == 1:
+        return shell_lines(vllm_arguments(case))
+    first = replicas_per_node(case)
+    start = f" --data-parallel-start-rank $((NODE_RANK * {first}))" if first else ""
+    others = f'if [ "$NODE_RANK" != 0 ]; then set -- --headless{start}; fi\n'
+    return others + shell_lines([*vllm_arguments(case), "$@"])
+
+
+VLLM = Format("vllm", "vLLM", "serve-vllm.sh", vllm_text, vllm_notes)

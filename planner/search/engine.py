@@ -158,14 +158,13 @@ def _planned(
     rank: int, estimate: Estimate, question: Question, best: Estimate | None
 ) -> PlannedStrategy:
     fields = {name: getattr(estimate, name) for name in Estimate.model_fields}
-    engine = get_engine(question.request.engine, question.device.kind)
     return PlannedStrategy(
         **fields,
         rank=rank,
         cluster=_shown_cluster(question),
         reasons=_reasons(estimate, best),
         techniques=used_by(estimate.strategy, question.case),
-        exports=formats_for(question.request.workload, engine),
+        exports=formats_for(question.case, estimate.strategy),
     )
 
 

@@ -1,0 +1,76 @@
+"""A plan on one node as a Docker Compose file."""
+
+from planner.exports.case import SERVING_PORT, ExportCase
+from planner.exports.export import Format, Notes
+from planner.exports.launch import (
+    image_of,
+    is_training,
+    launch_arguments,
+    launch_environment,
+    launch_files,
+    launch_notes,
+    vendor_of,
+)
+from planner.exports.yaml_text import yaml_text
+from planner.specs.base import JsonObject
+
+FALLBACK_IMAGE = "IMAGE"
+WORKDIR = "/work"
+
+
+def compose_document(case: ExportCase) -> JsonObject:
+    """Return the file: one service, its devices, and the files that its command reads."""
+    service: JsonObject = {
+        "image": image_of(case) or FALLBACK_IMAGE,
+        "working_dir": WORKDIR,
+        "entrypoint": [],
+        "command": launch_arguments(case),
+        "ipc": "host",
+        "volumes": [f"./:{WORKDIR}", "huggingface:/root/.cache/huggingface"],
+        **_devices(case),
+    }
+    environment = launch_environment(case)
+    if environment:
+        service["environment"] = environment
+    if not is_training(case):
+        service["ports"] = [f"{SERVING_PORT}:{SERVING_PORT}"]
+    document: JsonObject = {"services": {case.workload.kind: service}}
+    files = launch_files(case)
+    if files:
+        service["configs"] = [
+            {"source": _config_name(name), "target": f"{WORKDIR}/{name}"} for name in files
+        ]
+        document["configs"] = {
+            _config_name(name): {"content": text} for name, text in files.items()
+        }
+    return {**document, "volumes": {"huggingface": {}}}
+
+
+def _config_name(file_name: str) -> str:
+    return file_name.rsplit(".", 1)[0]
+
+
+def _devices(case: ExportCase) -> JsonObject:
+    vendor = vendor_of(case)
+    if vendor == "nvidia":
+        reserved = {"driver": "nvidia", "count": case.devices, "capabilities": ["gpu"]}
+        return {"deploy": {"resources": {"reservations": {"devices": [reserved]}}}}
+    if vendor == "amd":
+        return {"devices": ["/dev/kfd", "/dev/dri"], "group_add": ["video"]}
+    return {"devices": ["/dev/dri"]} if vendor == "intel" else {}
+
+
+def compose_notes(case: ExportCase) -> Notes:
+    """Return what the file leaves open."""
+    notes = ["the image's tag moves: pin the version that you measure"]
+    if image_of(case) is None:
+        notes.append(f"no public image for {case.device.vendor}: put your own for IMAGE")
+    return (*notes, *launch_notes(case))
+
+
+def compose_text(case: ExportCase) -> str:
+    """Return the file as YAML."""
+    return yaml_text(compose_document(case))
+
+
+COMPOSE = Format("compose", "Docker Compose", "compose.yaml", compose_text, compose_notes)

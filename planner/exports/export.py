@@ -1,0 +1,76 @@
+"""One export: its text, what the format could not say, and the script that checks the claim."""
+
+import shlex
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from planner.exports.case import ExportCase
+from planner.exports.claims import claim_words
+
+Notes = tuple[str, ...]
+LINE_CHARACTERS = 96
+
+
+@dataclass(frozen=True)
+class Export:
+    """A plan in another tool's words; ``notes`` are what it cannot say or what it assumes."""
+
+    key: str
+    title: str
+    file_name: str
+    text: str
+    notes: Notes
+    measure: str
+
+
+@dataclass(frozen=True)
+class Format:
+    """A way to write a plan down; ``comment`` is how its language begins a comment, if it can."""
+
+    key: str
+    title: str
+    file_name: str
+    body: Callable[[ExportCase], str]
+    notes: Callable[[ExportCase], Notes]
+    comment: str | None = "# "
+
+    def text(self, case: ExportCase) -> str:
+        """Return the whole file: what is predicted and what is left open, then the body."""
+        body = self.body(case)
+        if self.comment is None:
+            return body
+        return with_head(body, head_lines(case, self.notes(case)), self.comment)
+
+
+def head_lines(case: ExportCase, notes: Notes) -> list[str]:
+    """Return the lines that open an export: model, hardware, prediction, notes."""
+    device = case.device.name or case.device.id
+    used = f"{case.devices} x {device}" if case.devices > 1 else device
+    return [
+        f"{case.model} on {used}, planned for {case.plan.engine}",
+        f"predicted: {claim_words(case)}",
+        *(f"note: {note}" for note in notes),
+    ]
+
+
+def with_head(body: str, lines: Iterable[str], comment: str) -> str:
+    """Return a text with comment lines at its top, below a shebang if it has one."""
+    head = "".join(f"{comment}{line}\n" for line in lines)
+    if body.startswith("#!"):
+        shebang, rest = body.split("\n", 1)
+        return f"{shebang}\n{head}{rest}"
+    return head + body
+
+
+def shell_lines(command: list[str]) -> str:
+    """Return a command as shell, an option a line; variables such as ``$MASTER_ADDR`` stay."""
+    lines: list[str] = []
+    for word in command:
+        quoted = f'"{word}"' if "$" in word else shlex.quote(word)
+        starts = word.startswith("--") or not lines or "=" in lines[-1].split()[-1]
+        value_fits = not starts and len(lines[-1]) + len(quoted) < LINE_CHARACTERS
+        if value_fits:
+            lines[-1] += f" {quoted}"
+        else:
+            lines.append(quoted)
+    return " \\\n  ".join(lines) + "\n"

@@ -1,0 +1,180 @@
+"""A plan as Kubernetes objects: a Deployment, a StatefulSet over nodes, or an indexed Job."""
+
+import re
+
+from planner.exports.case import PORT, SERVING_PORT, ExportCase
+from planner.exports.compose import FALLBACK_IMAGE, WORKDIR
+from planner.exports.export import Format, Notes
+from planner.exports.launch import (
+    image_of,
+    is_training,
+    launch_arguments,
+    launch_environment,
+    launch_files,
+    launch_notes,
+    launch_script,
+    vendor_of,
+)
+from planner.exports.yaml_text import yaml_text
+from planner.specs.base import JsonObject
+
+RESOURCES = {
+    "nvidia": "nvidia.com/gpu",
+    "amd": "amd.com/gpu",
+    "intel": "gpu.intel.com/xe",
+    "google": "google.com/tpu",
+}
+MAX_NAME = 52
+# Where each kind of object writes a pod's number within its group.
+INDEX_LABELS = {
+    "StatefulSet": "apps.kubernetes.io/pod-index",
+    "Job": "batch.kubernetes.io/job-completion-index",
+}
+
+
+def object_name(case: ExportCase) -> str:
+    """Return the name of the objects: the model's, in the letters that DNS allows."""
+    name = case.model.rstrip("/").rsplit("/", 1)[-1].lower()
+    return re.sub(r"[^a-z0-9]+", "-", name).strip("-")[:MAX_NAME] or "plan"
+
+
+def kubernetes_objects(case: ExportCase) -> list[JsonObject]:
+    """Return the objects in the order in which they are applied."""
+    files = [_config_map(case)] if launch_files(case) else []
+    if is_training(case):
+        meeting = [_service(case, headless=True)] if case.nodes > 1 else []
+        return [*files, *meeting, _job(case)]
+    if case.nodes > 1:
+        return [*files, _service(case, headless=True), _stateful_set(case)]
+    return [*files, _service(case, headless=False), _deployment(case)]
+
+
+def _metadata(case: ExportCase) -> JsonObject:
+    return {"name": object_name(case), "labels": _labels(case)}
+
+
+def _labels(case: ExportCase) -> JsonObject:
+    return {"app.kubernetes.io/name": object_name(case)}
+
+
+def _service(case: ExportCase, *, headless: bool) -> JsonObject:
+    port = PORT if is_training(case) else SERVING_PORT
+    spec: JsonObject = {"selector": _labels(case), "ports": [{"name": "main", "port": port}]}
+    if headless:
+        spec = {"clusterIP": "None", "publishNotReadyAddresses": True, **spec}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(case), "spec": spec}
+
+
+def _config_map(case: ExportCase) -> JsonObject:
+    metadata, files = _metadata(case), launch_files(case)
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": files}
+
+
+def _deployment(case: ExportCase) -> JsonObject:
+    spec = {
+        "replicas": 1,
+        "strategy": {"type": "Recreate"},
+        "selector": {"matchLabels": _labels(case)},
+        "template": _pod(case, kind="Deployment"),
+    }
+    return _object("apps/v1", "Deployment", case, spec)
+
+
+def _stateful_set(case: ExportCase) -> JsonObject:
+    spec = {
+        "replicas": case.nodes,
+        "serviceName": object_name(case),
+        "podManagementPolicy": "Parallel",
+        "selector": {"matchLabels": _labels(case)},
+        "template": _pod(case, kind="StatefulSet"),
+    }
+    return _object("apps/v1", "StatefulSet", case, spec)
+
+
+def _job(case: ExportCase) -> JsonObject:
+    spec: JsonObject = {"backoffLimit": 0, "template": _pod(case, kind="Job")}
+    if case.nodes > 1:
+        group = {"completionMode": "Indexed", "completions": case.nodes}
+        spec = {**group, "parallelism": case.nodes, **spec}
+    return _object("batch/v1", "Job", case, spec)
+
+
+def _object(version: str, kind: str, case: ExportCase, spec: JsonObject) -> JsonObject:
+    return {"apiVersion": version, "kind": kind, "metadata": _metadata(case), "spec": spec}
+
+
+def _pod(case: ExportCase, *, kind: str) -> JsonObject:
+    volumes: list[JsonObject] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
+    if launch_files(case):
+        volumes.append({"name": "files", "configMap": {"name": object_name(case)}})
+    spec: JsonObject = {"containers": [_container(case, kind)], "volumes": volumes}
+    if is_training(case):
+        spec["restartPolicy"] = "Never"
+        spec |= {"subdomain": object_name(case)} if case.nodes > 1 else {}
+    return {"metadata": {"labels": _labels(case)}, "spec": spec}
+
+
+def _container(case: ExportCase, kind: str) -> JsonObject:
+    mounts = [{"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108 - a mount in the pod
+    if launch_files(case):
+        mounts.append({"name": "files", "mountPath": WORKDIR})
+    container: JsonObject = {
+        "name": case.workload.kind,
+        "image": image_of(case) or FALLBACK_IMAGE,
+        "workingDir": WORKDIR,
+        "command": _command(case),
+        "env": _environment(case, kind),
+        "volumeMounts": mounts,
+    }
+    resource = RESOURCES.get(vendor_of(case))
+    if resource:
+        container["resources"] = {"limits": {resource: case.devices_per_node}}
+    if not is_training(case):
+        container["ports"] = [{"containerPort": SERVING_PORT}]
+        probe = {"httpGet": {"path": "/health", "port": SERVING_PORT}}
+        container["readinessProbe"] = {**probe, "periodSeconds": 10}
+    return container
+
+
+def _command(case: ExportCase) -> list[str]:
+    script = launch_script(case)
+    if script is not None:
+        return ["bash", "-c", script]
+    return [_with_variables(word) for word in launch_arguments(case)]
+
+
+def _with_variables(word: str) -> str:
+    """Return a word with shell variables written as Kubernetes expands them."""
+    return re.sub(r"\$([A-Z_]+)", r"$(\1)", word)
+
+
+def _environment(case: ExportCase, kind: str) -> list[JsonObject]:
+    own = [{"name": name, "value": value} for name, value in launch_environment(case).items()]
+    if case.nodes == 1:
+        return own
+    first = f"{object_name(case)}-0.{object_name(case)}"
+    field = f"metadata.labels['{INDEX_LABELS[kind]}']"
+    rank = {"name": "NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": field}}}
+    return [{"name": "MASTER_ADDR", "value": first}, rank, *own]
+
+
+def kubernetes_notes(case: ExportCase) -> Notes:
+    """Return what the objects leave open."""
+    notes = ["the image's tag moves: pin the version that you measure"]
+    if image_of(case) is None:
+        notes.append(f"no public image for {case.device.vendor}: put your own for IMAGE")
+    if case.device.kind not in {"cpu", "gpu"} and vendor_of(case) not in RESOURCES:
+        notes.append("add the resource that your cluster calls this device")
+    if is_training(case):
+        notes.append(f"the image must hold train.py in {WORKDIR}")
+    return (*notes, *launch_notes(case))
+
+
+def kubernetes_text(case: ExportCase) -> str:
+    """Return the objects as one YAML stream."""
+    return "---\n".join(yaml_text(one) for one in kubernetes_objects(case))
+
+
+KUBERNETES = Format(
+    "kubernetes", "Kubernetes", "kubernetes.yaml", kubernetes_text, kubernetes_notes
+)

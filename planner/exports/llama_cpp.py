@@ -1,0 +1,100 @@
+"""A serving plan as the command line of llama.cpp's server, and the GGUF file that it loads."""
+
+from planner.exports.case import SERVING_PORT, ExportCase
+from planner.exports.export import Format, Notes, shell_lines
+from planner.exports.vllm import serving_notes
+
+# The GGUF type of each weight format, and whether it is that very format or the closest one.
+GGUF = {
+    "fp32": ("F32", True),
+    "bf16": ("BF16", True),
+    "fp16": ("F16", True),
+    "int8": ("Q8_0", True),
+    "fp8": ("Q8_0", False),
+    "int4": ("Q4_K_M", False),
+    "nf4": ("IQ4_NL", False),
+    "nvfp4": ("IQ4_NL", False),
+    "mxfp4": ("MXFP4_MOE", True),
+    "ternary": ("TQ2_0", True),
+}
+CACHE_TYPES = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "fp8": "q8_0", "int8": "q8_0"}
+CACHE_TYPES |= {"int4": "q4_0", "nf4": "iq4_nl"}
+SINGLE_WIDTH = frozenset({"f32", "bf16", "f16"})
+
+
+def gguf_type(case: ExportCase) -> str:
+    """Return the type of the GGUF file, as ``llama-quantize`` writes it."""
+    named = case.strategy.quantization or ""
+    if named.startswith("gguf:"):
+        return named.removeprefix("gguf:").upper()
+    return GGUF.get(case.strategy.weight_dtype or "bf16", ("BF16", False))[0]
+
+
+def gguf_file(case: ExportCase) -> str:
+    """Return the name of the file, in the way that published GGUF files are named."""
+    return f"{case.model.rstrip('/').rsplit('/', 1)[-1]}-{gguf_type(case)}.gguf"
+
+
+def llama_cpp_arguments(case: ExportCase) -> list[str]:
+    """Return ``llama-server`` with the flags that the plan decides, and no others."""
+    command = ["llama-server", "--model", gguf_file(case), "--port", str(SERVING_PORT)]
+    if case.context_tokens:
+        # The context is shared by all slots.
+        slots = case.sequences_per_replica or 1
+        command += ["--ctx-size", str(case.context_tokens * slots), "--parallel", str(slots)]
+    if case.strategy.max_batch_tokens:
+        command += ["--batch-size", str(case.strategy.max_batch_tokens)]
+    return [*command, *_placement(case), *_cache(case), *_draft(case)]
+
+
+def _placement(case: ExportCase) -> list[str]:
+    if case.device.kind == "cpu":
+        return ["--n-gpu-layers", "0"]
+    # One more than the transformer's layers: the output layer counts as one.
+    layers = case.shape.num_hidden_layers + 1
+    kept = int(layers * (1 - case.offload.weights_cpu))
+    flags = ["--n-gpu-layers", "all" if kept == layers else str(kept)]
+    if case.size("tensor") > 1:
+        flags += ["--split-mode", "row"]
+    elif case.size("pipeline") > 1:
+        flags += ["--split-mode", "layer"]
+    return flags
+
+
+def _cache(case: ExportCase) -> list[str]:
+    stored = CACHE_TYPES.get(case.strategy.kv_cache_dtype or "", "f16")
+    flags = ["--cache-type-k", stored, "--cache-type-v", stored] if stored != "f16" else []
+    if case.strategy.attention == "flash" or stored not in SINGLE_WIDTH:
+        flags += ["--flash-attn", "on"]
+    return flags
+
+
+def _draft(case: ExportCase) -> list[str]:
+    draft = case.strategy.speculative
+    if not draft:
+        return []
+    name = draft.draft_model.rsplit("/", 1)[-1]
+    flags = ["--spec-type", "draft-simple", "--spec-draft-model", f"{name}.gguf"]
+    return [*flags, "--spec-draft-n-max", str(draft.tokens)]
+
+
+def llama_cpp_notes(case: ExportCase) -> Notes:
+    """Return where the file comes from, and what the command leaves open."""
+    notes = list(serving_notes(case, "llama_cpp", "llama.cpp"))
+    dtype, stored = case.strategy.weight_dtype or "bf16", gguf_type(case)
+    notes.append(f"the file: convert_hf_to_gguf.py {case.model}, then llama-quantize to {stored}")
+    if not GGUF.get(dtype, ("", False))[1]:
+        notes.append(f"GGUF has no {dtype}: {stored} is the closest, and a little larger")
+    if case.size("data") > 1:
+        notes.append(f"{case.size('data')} replicas: start as many servers behind a balancer")
+    if case.nodes > 1:
+        notes.append("several nodes: start rpc-server on the others and add --rpc with them")
+    return tuple(notes)
+
+
+def llama_cpp_text(case: ExportCase) -> str:
+    """Return the command, an option a line."""
+    return shell_lines(llama_cpp_arguments(case))
+
+
+LLAMA_CPP = Format("llama_cpp", "llama.cpp", "serve-llama-cpp.sh", llama_cpp_text, llama_cpp_notes)

@@ -1,0 +1,1 @@
+"""Scripts that measure what a plan claims: plain Python, exported as text with the claim."""

@@ -1,0 +1,110 @@
+"""A training plan as a configuration of torchtitan: a function over one of its own models."""
+
+from planner.exports.case import ExportCase
+from planner.exports.export import Format, Notes
+from planner.exports.torchrun import torchrun_arguments
+from planner.exports.training import method_notes, steps_of, train_workload
+
+# The models that torchtitan 0.3 has a full-size configuration for: its module and function.
+CONFIGURATIONS = {
+    "meta-llama/llama-3.1-8b": ("llama3", "llama3_8b"),
+    "meta-llama/llama-3.1-70b": ("llama3", "llama3_70b"),
+    "meta-llama/llama-3.1-405b": ("llama3", "llama3_405b"),
+    "meta-llama/meta-llama-3-8b": ("llama3", "llama3_8b"),
+    "meta-llama/meta-llama-3-70b": ("llama3", "llama3_70b"),
+    "qwen/qwen3-0.6b": ("qwen3", "qwen3_0_6b"),
+    "qwen/qwen3-1.7b": ("qwen3", "qwen3_1_7b"),
+    "qwen/qwen3-14b": ("qwen3", "qwen3_14b"),
+    "qwen/qwen3-32b": ("qwen3", "qwen3_32b"),
+    "qwen/qwen3-30b-a3b": ("qwen3", "qwen3_30b_a3b"),
+    "deepseek-ai/deepseek-v3": ("deepseek_v3", "deepseek_v3_671b"),
+    "deepseek-ai/deepseek-v2-lite": ("deepseek_v3", "deepseek_v3_16b"),
+}
+SCHEDULES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "Interleaved1F1B",
+    "zero_bubble": "ZBVZeroBubble",
+}
+RECOMPUTATION = {"full": "FullAC.Config()", "selective": "SelectiveAC.Config()", "none": "None"}
+FULLY_SHARDED = 3
+MODULE = "slipway_plan"
+
+
+def torchtitan_text(case: ExportCase) -> str:
+    """Return a module for ``--module``, whose docstring has the command that runs it."""
+    module, function = CONFIGURATIONS[case.shape.id.lower()]
+    settings = "".join(f"    config.{line}\n" for line in _settings(case))
+    return (
+        f'"""Run with {_command(case)}."""\n\n'
+        "from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC\n"
+        f"from torchtitan.models.{module}.config_registry import {function}\n"
+        "from torchtitan.trainer import Trainer\n\n\n"
+        "def plan() -> Trainer.Config:\n"
+        f"    config = {function}()\n{settings}    return config\n"
+    )
+
+
+def _command(case: ExportCase) -> str:
+    program = ("-m", "torchtitan.train", "--module", MODULE, "--config", "plan")
+    return " ".join(torchrun_arguments(case.nodes, case.devices_per_node, *program))
+
+
+def _settings(case: ExportCase) -> list[str]:
+    workload, strategy = train_workload(case), case.strategy
+    recomputation = RECOMPUTATION[strategy.activation_recomputation or "none"]
+    lines = [
+        f"training.local_batch_size = {_local_batch(case)}",
+        f"training.global_batch_size = {workload.global_batch_size}",
+        f"training.seq_len = {workload.sequence_length}",
+        *([f"training.steps = {steps_of(case)}"] if steps_of(case) else []),
+        *_parallelism(case),
+        f"activation_checkpoint = {recomputation}",
+    ]
+    if case.offload.optimizer == "cpu" or case.offload.weights_cpu:
+        lines.append("training.enable_cpu_offload = True")
+    return lines
+
+
+def _local_batch(case: ExportCase) -> int:
+    """Return the sequences that a rank takes at once: a pipeline cuts them into micro-batches."""
+    micro = case.strategy.micro_batch_size or 1
+    steps = case.strategy.gradient_accumulation_steps or 1
+    return micro * steps if case.size("pipeline") > 1 else micro
+
+
+def _parallelism(case: ExportCase) -> list[str]:
+    stage = case.strategy.zero_stage or 0
+    sharded = case.size("data") if stage else 1
+    always = '"always"' if stage == FULLY_SHARDED else '"never"'
+    values = {
+        "data_parallel_replicate_degree": case.size("data") // sharded,
+        "data_parallel_shard_degree": sharded,
+        "fsdp_reshard_after_forward": always,
+        "tensor_parallel_degree": case.size("tensor"),
+        "enable_sequence_parallel": bool(case.strategy.sequence_parallel),
+        "pipeline_parallel_degree": case.size("pipeline"),
+        "context_parallel_degree": case.size("context"),
+        "expert_parallel_degree": case.size("expert"),
+    }
+    if case.size("pipeline") > 1:
+        schedule = SCHEDULES[case.strategy.pipeline_schedule or "1f1b"]
+        values["pipeline_parallel_schedule"] = f'"{schedule}"'
+        values["pipeline_parallel_microbatch_size"] = case.strategy.micro_batch_size or 1
+    return [f"parallelism.{name} = {value}" for name, value in values.items()]
+
+
+def torchtitan_notes(case: ExportCase) -> Notes:
+    """Return what the configuration leaves open or cannot say."""
+    notes = [f"save it as {MODULE}.py; written for torchtitan 0.3", *method_notes(case)]
+    if case.strategy.zero_stage in {1, 2}:
+        notes.append(
+            f"ZeRO {case.strategy.zero_stage}: torchtitan shards the weights too, and keeps them "
+            "gathered between forward and backward pass"
+        )
+    if case.offload.optimizer == "nvme":
+        notes.append("torchtitan offloads to host memory only, not to NVMe")
+    return tuple(notes)
+
+
+TORCHTITAN = Format("torchtitan", "torchtitan", f"{MODULE}.py", torchtitan_text, torchtitan_notes)

@@ -1,0 +1,183 @@
+"""The door to exports: what applies to a plan, golden files, and every option that they use."""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from planner.errors import BadRequestError
+from planner.exports.kubernetes import KUBERNETES
+from planner.exports.registry import FORMATS, export, export_case
+from planner.specs.plan import PlanRequest
+from tests.planner.asking import LLAMA_70B, MIXTRAL, TRAIN, document, search
+from tests.planner.exports.making import made, trained
+
+OPTIONS = tomllib.loads((Path(__file__).parent / "options.toml").read_text())
+SERVED = made(
+    model=LLAMA_70B,
+    tensor_parallel_size=4,
+    data_parallel_size=2,
+    weight_dtype="fp8",
+    activation_dtype="fp8",
+    kv_cache_dtype="fp8",
+    max_batch_tokens=8192,
+    attention="flash",
+)
+TRAINED = trained(
+    model=LLAMA_70B,
+    nodes=4,
+    data_parallel_size=4,
+    tensor_parallel_size=8,
+    sequence_parallel=True,
+    zero_stage=1,
+    activation_recomputation="selective",
+    attention="flash",
+    workload={"tokens": 10**9, "global_batch_size": 64},
+)
+RICH = (
+    SERVED,
+    made(
+        model=MIXTRAL,
+        tensor_parallel_size=8,
+        expert_parallel_size=8,
+        pipeline_parallel_size=2,
+        context_parallel_size=2,
+        nodes=4,
+        weight_dtype="int4",
+        kv_cache_dtype="int8",
+        chunked_prefill=True,
+        attention_data_parallel_size=2,
+        offload={"weights_cpu": 0.25},
+        speculative={"draft_model": "org/tiny", "tokens": 5},
+    ),
+    TRAINED,
+    trained(
+        model=MIXTRAL,
+        data_parallel_size=8,
+        expert_parallel_size=8,
+        pipeline_parallel_size=4,
+        virtual_pipeline_size=2,
+        context_parallel_size=2,
+        nodes=8,
+        zero_stage=3,
+        activation_recomputation="full",
+        gradient_dtype="bf16",
+        attention="flash",
+        offload={"optimizer": "cpu"},
+    ),
+)
+
+
+def served_by(case):
+    return case.workload.kind == "serve"
+
+
+@pytest.mark.parametrize("key", ["vllm", "sglang", "tensorrt_llm", "llama_cpp"])
+def test_a_serving_export_is_as_it_was(key, snapshot):
+    assert FORMATS[key].text(SERVED) == snapshot
+
+
+@pytest.mark.parametrize("key", ["torchrun", "accelerate", "deepspeed", "torchtitan", "megatron"])
+def test_a_training_export_is_as_it_was(key, snapshot):
+    assert FORMATS[key].text(TRAINED) == snapshot
+
+
+@pytest.mark.parametrize("key", ["slurm", "kubernetes", "compose"])
+@pytest.mark.parametrize("case", [SERVED, TRAINED], ids=["serve", "train"])
+def test_an_export_to_a_cluster_manager_is_as_it_was(key, case, snapshot):
+    assert FORMATS[key].text(case) == snapshot
+
+
+@pytest.mark.parametrize("key", OPTIONS)
+def test_every_option_is_one_that_the_tools_own_source_or_manual_names(key):
+    known = set(OPTIONS[key]["options"])
+    training = key in {"megatron", "torchtitan"}
+    cases = [case for case in RICH if served_by(case) is not training]
+    texts = [FORMATS[key].body(case) for case in ([TRAINED] if key == "torchtitan" else cases)]
+    pattern = r"config\.([a-z_.]+) =" if key == "torchtitan" else r"(?<=\s)--([a-z0-9_-]+)"
+    used = {name for text in texts for name in re.findall(pattern, text)}
+
+    assert used
+    assert used - known - set(OPTIONS["torchrun"]["options"]) == set()
+
+
+@pytest.mark.parametrize("key", OPTIONS)
+def test_every_list_of_options_names_its_source(key):
+    assert re.search(r"\d", OPTIONS[key]["source"])
+
+
+def test_a_serving_plan_is_offered_to_servers_and_managers():
+    found = search(engine="vllm").plans[0].exports
+
+    assert found == (
+        *("vllm", "sglang", "tensorrt_llm", "llama_cpp"),
+        *("slurm", "kubernetes", "compose"),
+    )
+
+
+def test_a_training_plan_is_offered_to_trainers():
+    found = search(devices=8, workload=TRAIN).plans[0].exports
+
+    assert found[0] == "torchrun"
+    assert {"deepspeed", "torchtitan", "megatron"} <= set(found)
+    assert "vllm" not in found
+
+
+@pytest.mark.parametrize(
+    ("fields", "missing"),
+    [
+        ({"device": "mi300x"}, "tensorrt_llm"),
+        ({"device": "m2-max"}, "vllm"),
+        ({"devices": 8, "workload": {**TRAIN, "method": "lora"}}, "megatron"),
+        ({"devices": 8, "model": MIXTRAL, "workload": {**TRAIN, "method": "lora"}}, "torchtitan"),
+    ],
+)
+def test_a_format_that_cannot_say_a_plan_is_not_offered(fields, missing):
+    assert missing not in search(**fields).plans[0].exports
+
+
+def test_several_nodes_are_no_matter_for_compose():
+    cluster = {"device": "h100-sxm-80gb", "devices_per_node": 8, "nodes": 2}
+
+    assert "compose" not in search(engine="vllm", cluster=cluster).plans[0].exports
+
+
+def test_a_compression_has_nothing_to_export():
+    assert search(workload={"kind": "compress", "method": "gptq"}).plans[0].exports == ()
+
+
+@pytest.mark.parametrize("engine", ["vllm", "llama_cpp", "torch"])
+def test_every_format_that_a_plan_names_can_be_made(engine):
+    request = PlanRequest.model_validate(document(engine=engine))
+    for plan in search(engine=engine).plans:
+        case = export_case(request, plan)
+        made_all = [export(name, case) for name in plan.exports]
+
+        assert all(one.text and one.measure for one in made_all)
+
+
+def test_an_unknown_format_is_refused_with_the_known_ones():
+    with pytest.raises(BadRequestError, match="torchrun"):
+        export("fortran", SERVED)
+
+
+def test_a_format_that_cannot_say_the_plan_is_refused_with_those_that_can():
+    with pytest.raises(BadRequestError, match=r"deepspeed cannot say this plan .*vllm"):
+        export("deepspeed", SERVED)
+
+
+def test_the_head_says_what_is_predicted_and_what_is_left_open():
+    head = KUBERNETES.text(SERVED).split("apiVersion")[0]
+
+    assert "meta-llama/Llama-3.1-70B on 8 x NVIDIA H100" in head
+    assert "# predicted: ttft_seconds 0.25 (80 %: 0.2 to 0.3125)" in head
+    assert "# note: the image's tag moves" in head
+
+
+def test_json_has_no_head_and_its_notes_stand_beside_it():
+    found = export("deepspeed", TRAINED)
+
+    assert json.loads(found.text)["train_batch_size"] == 64
+    assert found.notes

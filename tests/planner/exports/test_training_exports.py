@@ -1,0 +1,241 @@
+"""Training exports: the batch, the layout and the memory techniques in each framework's words."""
+
+import ast
+import json
+import shlex
+
+import pytest
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from torch.distributed.run import get_args_parser
+
+from planner.exports.accelerate import ACCELERATE, accelerate_text
+from planner.exports.deepspeed import DEEPSPEED, deepspeed_config
+from planner.exports.megatron import MEGATRON, megatron_arguments
+from planner.exports.torchrun import TORCHRUN, torchrun_arguments
+from planner.exports.torchtitan import TORCHTITAN, torchtitan_text
+from tests.planner.asking import MIXTRAL
+from tests.planner.exports.making import trained
+
+
+def test_one_node_stands_alone_and_several_meet():
+    assert torchrun_arguments(1, 8, "train.py") == [
+        "torchrun",
+        "--nnodes=1",
+        "--nproc-per-node=8",
+        "--standalone",
+        "train.py",
+    ]
+    assert "--rdzv-backend=c10d" in torchrun_arguments(2, 8, "train.py")
+
+
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_torchruns_own_parser_takes_the_command(nodes):
+    parsed = get_args_parser().parse_args(torchrun_arguments(nodes, 8, "train.py")[1:])
+
+    assert (parsed.nnodes, parsed.nproc_per_node) == (str(nodes), "8")
+    assert parsed.training_script == "train.py"
+
+
+def test_the_layout_is_in_the_environment_of_the_script():
+    text = TORCHRUN.text(trained(data_parallel_size=8, zero_stage=2))
+
+    assert "export MODEL=meta-llama/Llama-3.1-8B" in text
+    assert "export ZERO_STAGE=2" in text
+    assert "export MICRO_BATCH_SIZE=2" in text
+
+
+def load(tmp_path, case):
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(ACCELERATE.text(case))
+    return path, load_config_from_file(str(path))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "distributed_type"),
+    [
+        ({"data_parallel_size": 8, "zero_stage": 3}, "FSDP"),
+        ({"data_parallel_size": 8, "zero_stage": 2}, "FSDP"),
+        ({"data_parallel_size": 8, "zero_stage": 1}, "DEEPSPEED"),
+        ({"data_parallel_size": 8, "zero_stage": 0}, "MULTI_GPU"),
+        ({"data_parallel_size": 1}, "NO"),
+        ({"zero_stage": 2, "offload": {"optimizer": "cpu"}}, "DEEPSPEED"),
+    ],
+)
+def test_accelerate_loads_the_file_and_reads_the_sharding(tmp_path, strategy, distributed_type):
+    _, config = load(tmp_path, trained(**strategy))
+
+    assert config.distributed_type == distributed_type
+    assert config.mixed_precision == "bf16"
+
+
+def test_accelerates_launcher_takes_the_file(tmp_path):
+    path, _ = load(tmp_path, trained(data_parallel_size=8, zero_stage=3))
+    arguments = launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
+    launched, _, from_file = _validate_launch_command(arguments)
+
+    assert launched.use_fsdp
+    assert launched.fsdp_version == 2
+    assert launched.num_processes == 8
+    assert (launched.mixed_precision, from_file) == ("bf16", True)
+
+
+@pytest.mark.parametrize(("stage", "reshards"), [(2, False), (3, True)])
+def test_only_the_third_stage_drops_the_weights_between_passes(tmp_path, stage, reshards):
+    _, config = load(tmp_path, trained(data_parallel_size=8, zero_stage=stage))
+
+    assert config.fsdp_config["fsdp_reshard_after_forward"] is reshards
+
+
+def test_accelerate_on_several_machines_has_a_meeting_point(tmp_path):
+    _, config = load(tmp_path, trained(data_parallel_size=16, zero_stage=3, nodes=2))
+
+    assert (config.num_machines, config.num_processes) == (2, 16)
+    assert config.main_process_port == 29500
+
+
+def test_a_processor_is_told_to_accelerate():
+    case = trained(device="cpu-xeon-8480-2s", data_parallel_size=2)
+    document = yaml.safe_load(accelerate_text(case))
+
+    assert document["distributed_type"] == "MULTI_CPU"
+    assert document["use_cpu"] is True
+
+
+def test_deepspeeds_batch_multiplies_up():
+    config = deepspeed_config(trained(data_parallel_size=8, zero_stage=2))
+    sizes = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+    assert config["train_batch_size"] == 8 * config[sizes[0]] * config[sizes[1]] == 64
+    assert config["bf16"] == {"enabled": True}
+
+
+@pytest.mark.parametrize(
+    ("offload", "stage", "expected"),
+    [
+        ({}, 1, {"stage": 1}),
+        ({"optimizer": "cpu"}, 2, {"stage": 2, "offload_optimizer": {"device": "cpu"}}),
+        ({"weights_cpu": 1.0}, 3, {"stage": 3, "offload_param": {"device": "cpu"}}),
+        ({"weights_disk": 1.0}, 3, {"stage": 3, "offload_param": {"device": "nvme"}}),
+        ({"weights_cpu": 1.0}, 2, {"stage": 2}),
+    ],
+)
+def test_deepspeed_offloads_what_the_plan_offloads(offload, stage, expected):
+    config = deepspeed_config(trained(zero_stage=stage, offload=offload))
+
+    assert config["zero_optimization"] == expected
+
+
+def test_deepspeeds_file_is_json_and_its_notes_stand_beside_it():
+    case = trained(pipeline_parallel_size=4, workload={"optimizer": "adafactor"})
+    notes = " ".join(DEEPSPEED.notes(case))
+
+    assert "optimizer" not in json.loads(DEEPSPEED.text(case))
+    assert "num_stages=4" in notes
+    assert "adafactor" in notes
+
+
+def test_megatron_gets_the_models_shape():
+    line = shlex.join(megatron_arguments(trained(data_parallel_size=8)))
+
+    for flags in (
+        "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32",
+        "--group-query-attention --num-query-groups 8 --swiglu",
+        "--untie-embeddings-and-output-weights --disable-bias-linear",
+        "--seq-length 4096 --micro-batch-size 2 --global-batch-size 64",
+    ):
+        assert flags in line
+
+
+@pytest.mark.parametrize(
+    ("strategy", "flags"),
+    [
+        ({"tensor_parallel_size": 8}, "--tensor-model-parallel-size 8"),
+        ({"pipeline_parallel_size": 4}, "--pipeline-model-parallel-size 4"),
+        ({"context_parallel_size": 2}, "--context-parallel-size 2"),
+        (
+            {"pipeline_parallel_size": 4, "virtual_pipeline_size": 2},
+            "--num-virtual-stages-per-pipeline-rank 2",
+        ),
+        ({"tensor_parallel_size": 2, "sequence_parallel": True}, "--sequence-parallel"),
+        ({"zero_stage": 1}, "--use-distributed-optimizer"),
+        ({"zero_stage": 3}, "--data-parallel-sharding-strategy optim_grads_params"),
+        (
+            {"activation_recomputation": "full"},
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+        ),
+        ({"activation_recomputation": "selective"}, "--recompute-granularity selective"),
+        ({"offload": {"optimizer": "cpu"}}, "--optimizer-cpu-offload"),
+        ({"gradient_dtype": "bf16"}, "--grad-reduce-in-bf16"),
+    ],
+)
+def test_a_choice_becomes_megatrons_flag(strategy, flags):
+    assert flags in shlex.join(megatron_arguments(trained(**strategy)))
+
+
+def test_megatron_spreads_the_experts():
+    line = shlex.join(megatron_arguments(trained(model=MIXTRAL, expert_parallel_size=8)))
+
+    assert "--num-experts 8 --moe-router-topk 2 --moe-ffn-hidden-size 14336" in line
+    assert "--expert-model-parallel-size 8" in line
+
+
+def test_a_run_of_known_length_has_its_steps():
+    case = trained(workload={"tokens": 26_214_400})
+
+    assert "--train-iters 100" in shlex.join(megatron_arguments(case))
+    assert "config.training.steps = 100" in torchtitan_text(case)
+
+
+def settings(text):
+    """What the function of an exported torchtitan module sets, by name."""
+    function = next(n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef))
+    sets = [node for node in function.body if isinstance(node, ast.Assign)][1:]
+    return {ast.unparse(node.targets[0]): ast.unparse(node.value) for node in sets}
+
+
+def test_torchtitans_module_sets_the_layout():
+    case = trained(
+        data_parallel_size=4,
+        tensor_parallel_size=2,
+        zero_stage=3,
+        activation_recomputation="full",
+    )
+    chosen = settings(TORCHTITAN.text(case))
+
+    assert chosen["config.parallelism.data_parallel_shard_degree"] == "4"
+    assert chosen["config.parallelism.tensor_parallel_degree"] == "2"
+    assert chosen["config.parallelism.fsdp_reshard_after_forward"] == "'always'"
+    assert chosen["config.activation_checkpoint"] == "FullAC.Config()"
+
+
+def test_a_pipeline_takes_the_whole_share_of_a_rank_and_cuts_it():
+    case = trained(data_parallel_size=8, pipeline_parallel_size=2, pipeline_schedule="1f1b")
+    chosen = settings(torchtitan_text(case))
+
+    assert chosen["config.training.local_batch_size"] == "8"
+    assert chosen["config.parallelism.pipeline_parallel_microbatch_size"] == "2"
+    assert chosen["config.parallelism.pipeline_parallel_schedule"] == "'1F1B'"
+
+
+@pytest.mark.parametrize("chosen", [DEEPSPEED, ACCELERATE])
+def test_adapters_are_left_to_the_script(chosen):
+    notes = chosen.notes(trained(workload={"method": "lora"}))
+
+    assert any("lora" in note for note in notes)
+
+
+def test_what_megatron_lacks_is_a_note():
+    case = trained(pipeline_schedule="gpipe", workload={"optimizer": "adafactor"})
+    notes = " ".join(MEGATRON.notes(case))
+
+    assert "schedule gpipe" in notes
+    assert "no optimiser adafactor" in notes
+
+
+def test_replicas_that_do_not_shard_stay_replicas():
+    chosen = settings(torchtitan_text(trained(data_parallel_size=8, zero_stage=0)))
+
+    assert chosen["config.parallelism.data_parallel_replicate_degree"] == "8"
+    assert chosen["config.parallelism.data_parallel_shard_degree"] == "1"
