@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TextIO, TypeVar
+from typing import TextIO, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -19,7 +19,7 @@ from planner.factors import build_factors
 from planner.specs.base import JsonObject
 from planner.specs.cluster import DeviceSpec
 from planner.specs.estimate import EstimateRequest
-from planner.specs.plan import PlannedStrategy, PlanRequest
+from planner.specs.plan import PlanAnswer, PlannedStrategy, PlanRequest
 from planner.techniques.examples import technique_row
 from planner.techniques.registry import TECHNIQUES, get
 
@@ -86,21 +86,47 @@ def run_plan(source: TextIO, sink: TextIO) -> int:
     return OK if answer.plans else NOTHING
 
 
-def run_export(source: TextIO, sink: TextIO, format_name: str, *, measure: bool = False) -> int:
+def run_export(
+    source: TextIO, sink: TextIO, format_name: str, *, measure: bool = False, rank: int = 1
+) -> int:
     """Turn a request and one of its plans into another tool's words, or into what measures it.
 
-    The document is what ``plan`` was asked, with the chosen plan as ``plan``; or a request
-    alone, whose first plan is taken.
+    The document is an answer of ``plan``, of which the plan of ``rank`` is taken; or what
+    ``plan`` was asked, with the chosen plan as ``plan``; or a request alone.
     """
-    document = _object(source.read())
-    chosen = document.pop("plan", None)
-    request = parsed(PlanRequest, json.dumps(document))
-    made = export(format_name, export_case(request, _chosen(request, chosen)))
+    request, planned = _planned(_object(source.read()), rank)
+    made = export(format_name, export_case(request, planned))
     sink.write(made.measure if measure else made.text)
     if FORMATS[format_name].comment is None:
         # A format without comments cannot carry its notes.
         print(*made.notes, sep="\n", file=sys.stderr)
     return OK
+
+
+def _planned(document: JsonObject, rank: int) -> tuple[PlanRequest, PlannedStrategy]:
+    """Return the question of a document and the plan of it that is meant."""
+    if "plans" in document and "request" in document:
+        answer = parsed(PlanAnswer, json.dumps(document))
+        if answer.request is not None:
+            return answer.request, _ranked(answer, rank)
+    chosen = document.pop("plan", None)
+    request = parsed(PlanRequest, json.dumps(document))
+    if chosen is not None:
+        return request, parsed(PlannedStrategy, json.dumps(chosen))
+    return request, _ranked(plan(request), rank)
+
+
+def _ranked(answer: PlanAnswer, rank: int) -> PlannedStrategy:
+    """Return the plan of a rank, counted from 1.
+
+    Raises:
+        BadRequestError: there is none.
+    """
+    if not answer.plans:
+        raise BadRequestError("nothing fits this request: there is no plan to export", "request")
+    if not 1 <= rank <= len(answer.plans):
+        raise BadRequestError(f"rank is {rank}: there are {len(answer.plans)} plans", "rank")
+    return answer.plans[rank - 1]
 
 
 def _object(text: str) -> JsonObject:
@@ -111,15 +137,6 @@ def _object(text: str) -> JsonObject:
     if not isinstance(document, dict):
         raise BadRequestError("standard input must be one JSON object", "request")
     return document
-
-
-def _chosen(request: PlanRequest, chosen: Any) -> PlannedStrategy:  # noqa: ANN401 - JSON
-    if chosen is not None:
-        return parsed(PlannedStrategy, json.dumps(chosen))
-    plans = plan(request).plans
-    if not plans:
-        raise BadRequestError("nothing fits this request: there is no plan to export", "request")
-    return plans[0]
 
 
 def model_row(model_id: str) -> JsonObject:
@@ -185,6 +202,7 @@ def arguments() -> argparse.ArgumentParser:
     exporter = commands.add_parser("export", help="a plan as another tool's arguments")
     exporter.add_argument("--format", required=True, choices=sorted(FORMATS))
     exporter.add_argument("--measure", action="store_true", help="the script that checks it")
+    exporter.add_argument("--rank", type=int, default=1, help="which plan of an answer, from 1")
     for kind in ("models", "devices", "techniques"):
         listing = commands.add_parser(kind, help=f"list the {kind} with their sources")
         listing.add_argument("id", nargs="?")
@@ -200,7 +218,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "plan": lambda: run_plan(sys.stdin, sys.stdout),
         "accuracy": lambda: run_accuracy(sys.stdout),
         "calibrate": lambda: run_calibrate(sys.stdout),
-        "export": lambda: run_export(sys.stdin, sys.stdout, chosen.format, measure=chosen.measure),
+        "export": lambda: run_export(
+            sys.stdin, sys.stdout, chosen.format, measure=chosen.measure, rank=chosen.rank
+        ),
     }
     try:
         if chosen.command in commands:

@@ -15,7 +15,7 @@ from planner.exports.yaml_text import yaml_text
 from planner.specs.base import JsonObject
 
 FALLBACK_IMAGE = "IMAGE"
-WORKDIR = "/work"
+WORKDIR = "/workspace"
 
 
 def compose_document(case: ExportCase) -> JsonObject:

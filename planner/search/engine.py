@@ -46,6 +46,7 @@ def search(request: PlanRequest) -> PlanAnswer:
     helpful = () if plans else suggestions(request, best_of)
     return PlanAnswer(
         id=request.id,
+        request=request,
         plans=plans,
         pareto=_pareto(found),
         rejected=found.rejections.result(),

@@ -76,9 +76,13 @@ class Searched(SparseSpec):
 
 
 class PlanAnswer(SparseSpec):
-    """The ranked plans, the frontier, what was rejected and what would help."""
+    """The ranked plans, the frontier, what was rejected and what would help.
+
+    ``request`` repeats the question, so that an answer can be exported by itself.
+    """
 
     id: str | int | None = None
+    request: PlanRequest | None = None
     plans: tuple[PlannedStrategy, ...]
     pareto: tuple[PlannedStrategy, ...]
     rejected: dict[str, Rejection]

@@ -8,7 +8,7 @@ import pytest
 
 from planner import __main__ as command
 from planner.__main__ import main
-from tests.planner.asking import LLAMA_70B, LLAMA_405B, document
+from tests.planner.asking import LLAMA_70B, LLAMA_405B, TRAIN, document
 
 
 def run(monkeypatch, capsys, arguments, lines=()):
@@ -151,7 +151,7 @@ def test_the_first_plan_of_a_request_can_be_exported(monkeypatch, capsys):
     status, output = run(monkeypatch, capsys, ["export", "--format", "vllm"], [request])
 
     assert status == 0
-    assert output.out.startswith(f"vllm serve {LLAMA_70B} --tensor-parallel-size")
+    assert f"vllm serve {LLAMA_70B} \\\n  --tensor-parallel-size" in output.out
 
 
 def test_a_chosen_plan_is_exported_as_it_is(monkeypatch, capsys):
@@ -160,12 +160,46 @@ def test_a_chosen_plan_is_exported_as_it_is(monkeypatch, capsys):
     third = json.loads(planned.out)["plans"][2]
 
     _, output = run(
-        monkeypatch, capsys, ["export", "--format", "torchrun"], [{**request, "plan": third}]
+        monkeypatch, capsys, ["export", "--format", "sglang"], [{**request, "plan": third}]
     )
 
-    expected = third["strategy"]["tensor_parallel_size"]
-    assert f"export TENSOR_PARALLEL_SIZE={expected}" in output.out
-    assert "torchrun --nnodes=1 --nproc-per-node=8 --standalone" in output.out
+    assert f"--tp-size {third['strategy']['tensor_parallel_size']}" in output.out
+
+
+def test_an_answer_of_plan_is_exported_by_itself_at_any_rank(monkeypatch, capsys):
+    _, planned = run(monkeypatch, capsys, ["plan"], [document(engine="vllm", devices=8, top=3)])
+    answer = json.loads(planned.out)
+    arguments = ["export", "--format", "sglang", "--rank", "2"]
+
+    _, output = run(monkeypatch, capsys, arguments, [answer])
+
+    second = answer["plans"][1]["strategy"]
+    assert f"--max-running-requests {-(-16 // second['data_parallel_size'])}" in output.out
+
+
+def test_a_rank_that_the_answer_lacks_is_refused(monkeypatch, capsys):
+    arguments = ["export", "--format", "vllm", "--rank", "99"]
+    status, output = run(monkeypatch, capsys, arguments, [document(engine="vllm")])
+
+    assert status == 2
+    assert "rank is 99: there are" in output.err
+
+
+def test_what_measures_an_export_is_a_script_with_the_prediction(monkeypatch, capsys):
+    arguments = ["export", "--format", "vllm", "--measure"]
+    status, output = run(monkeypatch, capsys, arguments, [document(engine="vllm")])
+
+    assert status == 0
+    compile(output.out, "measure.py", "exec")
+    assert '"ttft_seconds": {' in output.out
+
+
+def test_notes_of_a_format_without_comments_go_to_standard_error(monkeypatch, capsys):
+    request = document(devices=8, workload={**TRAIN, "method": "lora"})
+    _, output = run(monkeypatch, capsys, ["export", "--format", "deepspeed"], [request])
+
+    assert "train_batch_size" in json.loads(output.out)
+    assert "method lora" in output.err
 
 
 def test_accuracy_prints_the_page_of_the_docs(monkeypatch, capsys):

@@ -146,7 +146,7 @@ def test_kubernetes_mounts_the_options_that_the_command_reads():
     found = objects(case)
 
     assert "trtllm-options.yaml" in found["ConfigMap"]["data"]
-    assert {"name": "files", "mountPath": "/work"} in container(found["Deployment"])[
+    assert {"name": "files", "mountPath": "/workspace"} in container(found["Deployment"])[
         "volumeMounts"
     ]
 
@@ -179,7 +179,9 @@ def test_compose_hands_amd_devices_through():
 def test_compose_carries_the_options_in_itself():
     document = compose_document(made(engine="tensorrt_llm", kv_cache_dtype="fp8"))
 
-    assert document["services"]["serve"]["configs"][0]["target"] == "/work/trtllm-options.yaml"
+    assert (
+        document["services"]["serve"]["configs"][0]["target"] == "/workspace/trtllm-options.yaml"
+    )
     assert "dtype: fp8" in document["configs"]["trtllm-options"]["content"]
 
 
