@@ -20,6 +20,8 @@ def devices_of(estimate: Estimate) -> int:
         strategy.data_parallel_size,
         strategy.tensor_parallel_size,
         strategy.pipeline_parallel_size,
+        strategy.context_parallel_size,
+        strategy.attention_data_parallel_size,
     )
     return math.prod(size or 1 for size in sizes)
 

@@ -2,12 +2,14 @@
 
 from planner.cost.columns import any_of, where
 from planner.cost.communication import (
+    all_gather_seconds,
     all_reduce_seconds,
     all_to_all_seconds,
     point_to_point_seconds,
     transfer_seconds,
 )
 from planner.cost.experts import dispatch_share
+from planner.cost.kv_cache import cache_bytes
 from planner.workload.operators import Operation, link_for
 from planner.workload.setting import Setting
 
@@ -75,6 +77,47 @@ def _expert_exchange(run: Operation, token_bytes: float) -> float:
         link_bytes_per_s=link_for(setting, run.rates, layout.expert_group),
         latency_s=run.rates.latency_s,
         count=model.num_moe_layers * run.work.steps,
+    )
+
+
+def context_exchange(run: Operation) -> float:
+    """Cost what ranks of one sequence send: keys and values of a prompt, queries of a token.
+
+    Source: Yang et al. 2024, arXiv:2411.01783 (a ring passes keys and values in prefill and
+    queries in decode).
+    """
+    setting, layout, model = run.setting, run.setting.layout, run.setting.model
+    if not any_of(layout.context > 1):
+        return 0.0
+    layers = model.num_hidden_layers
+    line = run.line("Context-parallel exchange", "context_exchange", "communication")
+    link = link_for(setting, run.rates, layout.tensor * layout.context)
+    if run.work.absorbed:
+        width = model.num_attention_heads * model.head_dim / layout.tensor
+        return run.ledger.term(
+            all_to_all_seconds,
+            line,
+            payload_bytes=run.work.sequences * width * setting.activation_element_bytes,
+            ranks=layout.context,
+            link_bytes_per_s=link,
+            latency_s=run.rates.latency_s,
+            count=layers,
+        )
+    sent = cache_bytes(
+        model,
+        run.work.read_layer_tokens / run.work.steps,
+        layout.tensor,
+        setting.activation_element_bytes,
+        (run.ledger, setting.line(run.work.group, "Keys and values on the ring", key="ring")),
+    )
+    return run.ledger.term(
+        all_gather_seconds,
+        line,
+        payload_bytes=sent / layers,
+        ranks=layout.context,
+        link_bytes_per_s=link,
+        latency_s=run.rates.latency_s,
+        count=layers * run.work.steps,
     )
 
 

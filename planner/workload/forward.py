@@ -10,7 +10,7 @@ from planner.cost.columns import maximum, where
 from planner.cost.equation import Ledger
 from planner.cost.roofline import memory_seconds, overhead_seconds, scheduling_seconds
 from planner.workload.attention import attention
-from planner.workload.exchange import communication, stream_from_host
+from planner.workload.exchange import communication, context_exchange, stream_from_host
 from planner.workload.linear import dequantise, linear, output_head
 from planner.workload.mixture import experts
 from planner.workload.operators import Operation, Part, Pass
@@ -53,7 +53,11 @@ def forward_pass(setting: Setting, ledger: Ledger, work: Pass) -> PassCost:
     head = output_head(run)
     scores = attention(run)
     rest = elementwise(run)
-    links = communication(run) + stream_from_host(run)
+    ring = context_exchange(run)
+    if not work.absorbed:
+        # Attention works on one block of keys while the next one arrives.
+        ring = maximum(0.0, ring - scores.seconds)
+    links = communication(run) + ring + stream_from_host(run)
     issue, scheduling = overhead(run)
     parts = [dequantise(run), products, routed, head, scores, rest]
     seconds = sum(part.seconds for part in parts)

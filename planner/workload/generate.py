@@ -114,11 +114,12 @@ def _prefill(setting: Setting, ledger: Ledger, batch: float, tokens: float) -> P
 def generate(setting: Setting, workload: GenerateWorkload, ledger: Ledger) -> Outcome:
     """Return what generating one batch costs."""
     batch = workload.batch_size / setting.layout.data
+    own = _per_rank(setting, batch)
     total_tokens = workload.input_tokens + workload.output_tokens
     memory = inference_memory(
         setting,
         ledger,
-        Load(batch, total_tokens, batch * workload.input_tokens, batch, paged=False),
+        Load(own, total_tokens, own * workload.input_tokens, own, paged=False),
     )
     prefill = _prefill(setting, ledger, batch, workload.input_tokens)
     context = workload.input_tokens + workload.output_tokens / 2

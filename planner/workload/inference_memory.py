@@ -21,7 +21,10 @@ GROUP = "memory"
 
 @dataclass(frozen=True)
 class Load:
-    """What one replica holds at once: sequences of a length, and the tokens of its widest step."""
+    """What one attention rank holds at once: sequences of a length, and its widest step's tokens.
+
+    Context parallelism splits the tokens of a sequence further.
+    """
 
     sequences: float
     tokens_per_sequence: float
@@ -105,7 +108,7 @@ def stage_kv_bytes(setting: Setting, ledger: Ledger, load: Load, stage: int) -> 
         kept += layer_tokens(model, load.shared_tokens, paged=load.paged)
     return cache_bytes(
         model,
-        kept,
+        kept / layout.context,
         layout.tensor,
         setting.kv_element_bytes,
         (ledger, setting.line(GROUP, "KV cache", key="kv_cache")),
@@ -120,7 +123,7 @@ def _stage(setting: Setting, ledger: Ledger, load: Load, stage: int) -> StageMem
     activations = ledger.term(
         inference_activation_bytes,
         setting.line(GROUP, "Working set of one step", key="activations"),
-        num_tokens=load.step_tokens,
+        num_tokens=load.step_tokens / setting.layout.context,
         elements=inference_elements(model, tensor),
         bytes_per_element=setting.activation_element_bytes,
         sampled_tokens=load.sampled_tokens,
@@ -132,7 +135,7 @@ def _stage(setting: Setting, ledger: Ledger, load: Load, stage: int) -> StageMem
             setting.line(GROUP, "Eager attention scores", key="activations"),
             num_heads=model.num_attention_heads,
             tensor_parallel_size=tensor,
-            num_tokens=load.step_tokens,
+            num_tokens=load.step_tokens / setting.layout.context,
             sequence_length=load.tokens_per_sequence,
             bytes_per_element=setting.activation_element_bytes,
         )

@@ -7,8 +7,12 @@ from planner.cost.compute import matmul_flops
 from planner.cost.equation import Ledger, Line
 from planner.cost.layers import PerGroup
 from planner.cost.roofline import roofline_seconds
+from planner.cost.sparsity import GEMM_SPEEDUP
 from planner.specs.base import OperatorClass
 from planner.workload.setting import Rates, Setting
+
+# Operators whose weights pruning makes sparse: the output head stays dense.
+PRUNED = frozenset({"linear", "experts"})
 
 
 @dataclass(frozen=True)
@@ -71,15 +75,18 @@ class Operation:
         """Cost an operator that computes and moves bytes; ``names`` are title, part and key."""
         rates = self.rates
         of_cache = names[1] == "attention"
+        peak = rates.peak_flops_per_s
+        if self.setting.skips_zeros and names[2] in PRUNED:
+            peak *= GEMM_SPEEDUP
         efficiency = rates.kv_efficiency if of_cache else rates.weight_efficiency
-        compute = flops / (rates.peak_flops_per_s * rates.compute_efficiency)
+        compute = flops / (peak * rates.compute_efficiency)
         memory = moved_bytes / (rates.memory_bytes_per_s * efficiency)
         is_compute: Flag = compute >= memory
         seconds = self.ledger.term(
             roofline_seconds,
             self._bound_line(names, is_compute),
             work_flops=flops,
-            peak_flops_per_s=rates.peak_flops_per_s,
+            peak_flops_per_s=peak,
             compute_efficiency=rates.compute_efficiency,
             moved_bytes=moved_bytes,
             memory_bytes_per_s=rates.memory_bytes_per_s,

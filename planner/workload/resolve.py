@@ -9,6 +9,7 @@ from planner.catalog.models import get_model, model_from_config
 from planner.catalog.packed import packed_format
 from planner.cost.dtypes import SIXTEEN_BIT, WIDE, unquantised_dtype
 from planner.cost.parameters import count_parameters
+from planner.cost.sparsity import reason_against
 from planner.errors import BadRequestError, NotCoveredError, NotPossibleError
 from planner.specs.base import Dtype
 from planner.specs.cluster import DeviceSpec
@@ -16,18 +17,25 @@ from planner.specs.estimate import EstimateRequest
 from planner.specs.model import ModelSpec
 from planner.specs.strategy import Strategy
 from planner.specs.workload import CompressWorkload, TrainWorkload
+from planner.workload.layouts import layout_of
 from planner.workload.setting import Layout, Setting
-from planner.workload.validity import batch_rules, check, rank_rules, training_rules
+from planner.workload.validity import batch_rules, check, training_rules
 
 NOT_YET = {
-    "context_parallel_size": "context parallelism",
     "speculative": "speculative decoding",
     "disaggregated": "prefill and decode on different devices",
-    "sparsity": "sparse weights",
-    "attention_data_parallel_size": "data-parallel attention",
-    "virtual_pipeline_size": "interleaved pipelines",
-    "zero_shard_size": "sharded states",
 }
+# What only one kind of workload has a use for, and what it is there.
+SERVING_ONLY = {
+    "sparsity": "sparse weights, which inference and compression use",
+    "attention_data_parallel_size": "data-parallel attention, which inference uses",
+}
+TRAINING_ONLY = {
+    "virtual_pipeline_size": "interleaved pipelines, which training uses",
+    "zero_shard_size": "sharded states, which training uses",
+}
+# An engine's way of counting ranks may differ from ours: the answer repeats ours.
+LAYOUT_FIELDS = ("data_parallel_size", "tensor_parallel_size", "attention_data_parallel_size")
 RUNNER_INT4_GROUP = 64
 # What a named quantisation stores and computes in, where the dtypes are not given.
 FORMAT_BY_QUANTIZATION: dict[str, tuple[Dtype, Dtype]] = {
@@ -44,8 +52,6 @@ FORMAT_BY_QUANTIZATION: dict[str, tuple[Dtype, Dtype]] = {
     "fp8": ("fp8", "fp8"),
     "nvfp4": ("nvfp4", "nvfp4"),
 }
-# Costed for training; serving has no use for them yet.
-TRAINING_ONLY = frozenset({"context_parallel_size", "virtual_pipeline_size", "zero_shard_size"})
 EIGHT_BIT_FLOATS = {"fp8", "nvfp4", "mxfp4"}
 
 
@@ -79,7 +85,7 @@ def resolve(request: EstimateRequest) -> Setting:
     engine = _on_device(get_engine(request.engine, device.kind), device, training=training)
     model = _in_engine(resolve_model(request.model), engine)
     refuse_uncovered(request.strategy, training=training)
-    layout = _layout(request, model)
+    layout = layout_of(request, model)
     strategy = _filled(request, model, engine, layout)
     layout = _filled_layout(layout, strategy)
     if isinstance(request.workload, TrainWorkload):
@@ -124,12 +130,16 @@ def refuse_uncovered(strategy: Strategy, *, training: bool = False) -> None:
         NotCoveredError: names the field.
     """
     for name, title in NOT_YET.items():
-        value = getattr(strategy, name)
-        if training and name in TRAINING_ONLY:
-            continue
-        if value not in (None, 1, 0.0):
+        if _is_set(strategy, name):
             raise NotCoveredError(
-                f"{name} is {value!r}: {title} cannot be costed yet; leave it out",
+                f"{name} is {getattr(strategy, name)!r}: {title} cannot be costed yet; "
+                "leave it out",
+                f"strategy.{name}",
+            )
+    for name, title in (SERVING_ONLY if training else TRAINING_ONLY).items():
+        if _is_set(strategy, name):
+            raise NotCoveredError(
+                f"{name} is {getattr(strategy, name)!r}: it sets {title}; leave it out",
                 f"strategy.{name}",
             )
     named = {None, *FORMAT_BY_QUANTIZATION}
@@ -147,16 +157,9 @@ def refuse_uncovered(strategy: Strategy, *, training: bool = False) -> None:
         )
 
 
-def _layout(request: EstimateRequest, model: ModelSpec) -> Layout:
-    strategy, available = request.strategy, request.cluster.num_devices
-    tensor = strategy.tensor_parallel_size or 1
-    pipeline = strategy.pipeline_parallel_size or 1
-    context = strategy.context_parallel_size or 1
-    data = strategy.data_parallel_size or max(1, available // (tensor * pipeline * context))
-    expert = strategy.expert_parallel_size or 1
-    layout = Layout(data, tensor, pipeline, expert, context)
-    check(rank_rules(model, available, layout))
-    return layout
+def _is_set(strategy: Strategy, name: str) -> bool:
+    """Return whether a field asks for anything beyond doing nothing."""
+    return getattr(strategy, name) not in (None, 1, 0.0)
 
 
 def _filled_layout(layout: Layout, strategy: Strategy) -> Layout:
@@ -169,6 +172,7 @@ def _filled_layout(layout: Layout, strategy: Strategy) -> Layout:
         zero_stage=strategy.zero_stage or 0,
         sequence_parallel=bool(strategy.sequence_parallel),
         shard=strategy.zero_shard_size or 0,
+        batch_tokens=strategy.max_batch_tokens or 0,
     )
 
 
@@ -190,6 +194,8 @@ def _filled(
     }
     if model.is_moe:
         fields["expert_parallel_size"] = layout.expert
+    if layout.attention_data > 1:
+        fields["attention_data_parallel_size"] = layout.attention_data
     if training:
         fields |= _training_defaults(request, engine, layout, weight)
     elif not isinstance(request.workload, CompressWorkload):
@@ -197,6 +203,7 @@ def _filled(
         fields["max_batch_tokens"] = given.max_batch_tokens or engine.max_batch_tokens or None
         fields["attention"] = given.attention or "flash"
     own = {name: value for name, value in given if value is not None}
+    own |= {name: size for name, size in fields.items() if name in LAYOUT_FIELDS}
     return Strategy.model_validate({**fields, **own})
 
 
@@ -276,6 +283,10 @@ def _warn(setting: Setting, request: EstimateRequest) -> None:
             f"engine {setting.engine.key} has no figures of its own: the generic figures of "
             f"{setting.engine.role} engines are used, with wider intervals"
         )
+    sparsity = request.strategy.sparsity
+    reason = reason_against(sparsity, setting.engine.key, setting.device) if sparsity else ""
+    if reason:
+        add(f"sparsity {sparsity:g} saves neither time nor memory here: {reason}")
     unused = request.cluster.num_devices - setting.layout.devices
     if unused:
         add(f"{unused} of {request.cluster.num_devices} devices stay unused")

@@ -45,7 +45,8 @@ def serve(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
     most = max_concurrency(setting, workload)
     offered = _offered(setting, workload, most)
     running = max(1.0, min(offered, most))
-    memory = inference_memory(setting, ledger, _load(setting, workload, running))
+    held = max(running, setting.layout.attention_data)  # the busiest rank holds a whole one
+    memory = inference_memory(setting, ledger, _load(setting, workload, held))
     steady = _steady(setting, workload, ledger, running, offered)
     return Outcome(
         memory=memory,
@@ -73,6 +74,7 @@ def max_concurrency(setting: Setting, workload: ServeWorkload) -> int:
 def _load(setting: Setting, workload: ServeWorkload, sequences: float) -> Load:
     prompt = workload.input_tokens
     budget = setting.strategy.max_batch_tokens or prompt
+    sequences /= setting.layout.attention_data
     return Load(
         sequences=sequences,
         tokens_per_sequence=prompt + workload.output_tokens,
@@ -108,12 +110,15 @@ def _steady(
     setting: Setting, workload: ServeWorkload, ledger: Ledger, running: float, offered: float
 ) -> _Steady:
     stages = setting.layout.pipeline
-    fresh = workload.input_tokens * (1 - workload.prefix_share_ratio)
-    prefill = prefill_pass(setting, ledger, 1.0, fresh)
+    cached = workload.input_tokens * workload.prefix_share_ratio
+    # Data-parallel attention ranks read a prompt each at the same time.
+    lanes = min(running, setting.layout.attention_data)
+    prefill = prefill_pass(setting, ledger, lanes, workload.input_tokens - cached, cached)
     context = workload.input_tokens + workload.output_tokens / 2
     decode = decode_pass(setting, ledger, max(1.0, running / stages), context)
-    # Stages work on different requests at the same time, so a prefill delays others by one stage.
-    slot = prefill.total_s / stages
+    # Stages and attention ranks work on different requests at the same time: that much less does
+    # one prompt delay the others.
+    slot = prefill.total_s / stages / lanes
     habits = arrival_habits(setting, workload)
     tpot = ledger.term(
         mean_token_gap,

@@ -7,6 +7,7 @@ from planner.catalog.engines import Engine, sources
 from planner.catalog.packed import PackedFormat, packed_format
 from planner.cost.columns import maximum, where
 from planner.cost.dtypes import (
+    BITS_PER_BYTE,
     SIXTEEN_BIT,
     WIDE,
     element_bytes,
@@ -16,6 +17,7 @@ from planner.cost.dtypes import (
 from planner.cost.equation import Line, Origin
 from planner.cost.parameters import ParameterCounts
 from planner.cost.queueing import ArrivalHabits
+from planner.cost.sparsity import runs_sparse, stored_bits
 from planner.errors import BadRequestError
 from planner.specs.base import Dtype, OperatorClass
 from planner.specs.calibration import HostCalibration
@@ -81,7 +83,7 @@ class Layout:
     @property
     def state_ranks(self) -> int:
         """Return the ranks that hold the same weights: they can split the training states."""
-        return self.data * self.context
+        return self.data * self.context * self.attention_data
 
     @property
     def shard_ranks(self) -> float:
@@ -139,7 +141,16 @@ class Setting:
         """Return the stored bytes of one linear weight, metadata included."""
         if self.packed is not None:
             return self.packed.linear_bytes_per_element
-        return weight_bytes_per_element(self.weight_dtype, self.strategy.group_size)
+        dense = weight_bytes_per_element(self.weight_dtype, self.strategy.group_size)
+        if not self.skips_zeros:
+            return dense
+        bits = element_bytes(self.weight_dtype) * BITS_PER_BYTE
+        return dense - (bits - stored_bits(bits)) / BITS_PER_BYTE
+
+    @cached_property
+    def skips_zeros(self) -> bool:
+        """Return whether kernels use the zeros of pruned weights."""
+        return runs_sparse(self.strategy.sparsity or 0.0, self.engine.key, self.device)
 
     @cached_property
     def plain_element_bytes(self) -> float:

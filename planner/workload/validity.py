@@ -43,12 +43,14 @@ def mask(rules: Iterable[Rule]) -> Flag:
 def rank_rules(model: ModelSpec, available: int, layout: Layout) -> Iterator[Rule]:
     """Yield what the groups of ranks must satisfy on ``available`` devices."""
     data, tensor, pipeline, context = layout.data, layout.tensor, layout.pipeline, layout.context
+    attention = layout.attention_data
     yield Rule(
         layout.devices <= available,
         "strategy.tensor_parallel_size",
         lambda: (
             f"{data} data x {tensor} tensor x {pipeline} pipeline ranks"
-            f"{f' x {context} context ranks' if context > 1 else ''} take {layout.devices} "
+            f"{f' x {context} context ranks' if context > 1 else ''}"
+            f"{f' x {attention} attention ranks' if attention > 1 else ''} take {layout.devices} "
             f"devices, the cluster has {available}"
         ),
     )
@@ -98,6 +100,22 @@ def _expert_rules(model: ModelSpec, layout: Layout) -> Iterator[Rule]:
         lambda: (
             f"expert_parallel_size is {layout.expert}: it must divide the {model.num_experts} "
             f"experts and be at most data x tensor = {most}"
+        ),
+    )
+
+
+def serving_rules(model: ModelSpec, layout: Layout) -> Iterator[Rule]:
+    """Yield what the ranks of one replica must satisfy to share the experts between them."""
+    if not model.is_moe:
+        return
+    ranks = layout.tensor * layout.attention_data * layout.context
+    yield Rule(
+        both(layout.expert <= ranks, divides(layout.expert, layout.expert_group)),
+        "strategy.expert_parallel_size",
+        lambda: (
+            f"expert_parallel_size is {layout.expert}: it must divide the {ranks} ranks that "
+            "share the experts (tensor x attention data x context), or be a multiple of them "
+            "that divides the data ranks"
         ),
     )
 

@@ -73,8 +73,6 @@ def test_experts_that_do_not_divide_are_refused():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("context_parallel_size", 2),
-        ("sparsity", 0.5),
         ("speculative", {"draft_model": LLAMA_8B}),
         ("disaggregated", {"prefill_devices": 1, "decode_devices": 1}),
         ("offload", {"kv_cpu": 0.5}),

@@ -1,0 +1,69 @@
+"""The layout of a request: its groups of ranks, checked against the model and the cluster."""
+
+from dataclasses import replace
+
+from planner.specs.estimate import EstimateRequest
+from planner.specs.model import ModelSpec
+from planner.specs.strategy import Strategy
+from planner.specs.workload import TrainWorkload
+from planner.workload.setting import Layout
+from planner.workload.validity import check, rank_rules, serving_rules
+
+
+def layout_of(request: EstimateRequest, model: ModelSpec) -> Layout:
+    """Return the groups of ranks that a request asks for; data parallelism takes the rest.
+
+    Raises:
+        NotPossibleError: the ranks are more than the cluster has, or do not divide the model.
+    """
+    available = request.cluster.num_devices
+    layout = _as_asked(request.strategy, available)
+    if isinstance(request.workload, TrainWorkload):
+        check(rank_rules(model, available, layout))
+        return layout
+    layout = _joined_for_experts(_within_the_world(layout, available))
+    check(rank_rules(model, available, layout))
+    check(serving_rules(model, layout))
+    return layout
+
+
+def _as_asked(strategy: Strategy, available: int) -> Layout:
+    tensor = strategy.tensor_parallel_size or 1
+    pipeline = strategy.pipeline_parallel_size or 1
+    context = strategy.context_parallel_size or 1
+    attention = strategy.attention_data_parallel_size or 1
+    replica = tensor * pipeline * context * attention
+    return Layout(
+        data=strategy.data_parallel_size or max(1, available // replica),
+        tensor=tensor,
+        pipeline=pipeline,
+        expert=strategy.expert_parallel_size or 1,
+        context=context,
+        attention_data=attention,
+    )
+
+
+def _within_the_world(layout: Layout, available: int) -> Layout:
+    """Return the layout where the tensor size was meant as all ranks of a replica.
+
+    SGLang counts so: tensor parallel size 8 with 8 data-parallel attention ranks is 8 devices.
+    """
+    ranks = layout.attention_data
+    if layout.devices <= available or layout.tensor % ranks:
+        return layout
+    inner = replace(layout, tensor=layout.tensor // ranks)
+    return inner if inner.devices <= available else layout
+
+
+def _joined_for_experts(layout: Layout) -> Layout:
+    """Return the layout with data ranks that share their experts as ranks of one replica.
+
+    vLLM counts so: data parallel size 8 with experts in 8 parts is data-parallel attention.
+    """
+    ranks = layout.tensor * layout.attention_data * layout.context
+    joined = layout.expert // ranks
+    if joined <= 1 or layout.expert % ranks or layout.data % joined:
+        return layout
+    return replace(
+        layout, data=layout.data // joined, attention_data=layout.attention_data * joined
+    )
