@@ -36,7 +36,7 @@ TAG = re.compile(r"<[^>]+>")
 PAPER = re.compile(r"\b\d{4}[.]\d{5}\b")  # arXiv's numbers are no figures
 LONG_TAIL = re.compile(r"\b[1-9]\d*[.]\d{4,}|\b0[.]0*[1-9]\d{4,}")
 EXPONENT = re.compile(r"\b\d(?:[.]\d+)?e[+-]?\d\d\b")
-LEFTOVER = re.compile(r"\b(?:None|nan|inf|NaN|Infinity|Quantity|dict|\{\{)\b|\[&#x27;")
+LEFTOVER = re.compile(r"\b(?:None|nan|inf|NaN|(?<!ZeRO-)Infinity|Quantity|dict|\{\{)\b|\[&#x27;")
 
 
 @pytest.fixture
