@@ -7,12 +7,11 @@ from planner.cost.compute import layer_pairs, read_pairs
 from planner.cost.equation import Ledger, equation
 from planner.cost.kv_cache import layer_tokens, read_tokens
 from planner.cost.quantity import Quantity
-from planner.specs.estimate import Performance
 from planner.specs.workload import GenerateWorkload
 from planner.workload.forward import PassCost, forward_pass
 from planner.workload.inference_memory import Load, inference_memory
 from planner.workload.operators import Pass
-from planner.workload.outcome import Outcome
+from planner.workload.outcome import Outcome, performance_of
 from planner.workload.setting import Setting
 
 
@@ -127,14 +126,17 @@ def generate(setting: Setting, workload: GenerateWorkload, ledger: Ledger) -> Ou
     steps = workload.output_tokens - 1
     latency = prefill.total_s + steps * decode.total_s
     produced = workload.batch_size * workload.output_tokens / latency
-    mean_step = decode if steps * decode.total_s > prefill.total_s else prefill
+    decodes = steps * decode.total_s > prefill.total_s
     return Outcome(
         memory=memory,
         fits=memory.fits,
-        seconds_by_class=mean_step.by_class,
+        seconds_by_class={
+            name: where(decodes, seconds, prefill.by_class[name])
+            for name, seconds in decode.by_class.items()
+        },
         phases={"prefill": prefill.by_class, "decode": decode.by_class},
         energy_tokens_per_second=produced,
-        performance=Performance(
+        performance=performance_of(
             tokens_per_second=produced,
             output_tokens_per_second=produced,
             prefill_tokens_per_second=workload.batch_size

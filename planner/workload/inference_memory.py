@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from planner.cost.activations import inference_activation_bytes, inference_elements, score_bytes
-from planner.cost.equation import Ledger
+from planner.cost.equation import Ledger, Unrecorded
 from planner.cost.kv_cache import cache_bytes, layer_tokens
 from planner.cost.memory import MemoryUse, StageMemory
 from planner.cost.weights import (
@@ -44,13 +44,17 @@ def usable_bytes(setting: Setting) -> float:
 
 
 def inference_memory(setting: Setting, ledger: Ledger, load: Load) -> MemoryUse:
-    """Return what every pipeline stage holds; the fullest stage is the one in the ledger."""
+    """Return what every pipeline stage holds; the fullest stage is the one in the ledger.
+
+    Without a record, stages that hold the same appear once.
+    """
     stages = setting.layout.pipeline
     alike = alike_stages(setting.model.num_hidden_layers, stages)
-    costed = {stage: _stage(setting, Ledger(), load, stage) for stage in set(alike)}
-    drafts = [costed[stage] for stage in alike]
-    fullest = max(range(stages), key=lambda stage: drafts[stage].peak_bytes)
-    drafts[fullest] = _stage(setting, ledger, load, fullest)
+    costed = {stage: _stage(setting, Unrecorded(), load, stage) for stage in set(alike)}
+    drafts = [costed[stage] for stage in (alike if ledger.records else sorted(set(alike)))]
+    if ledger.records:
+        fullest = max(range(stages), key=lambda stage: drafts[stage].peak_bytes)
+        drafts[fullest] = _stage(setting, ledger, load, fullest)
     return MemoryUse(
         stages=tuple(drafts),
         capacity_bytes=setting.device.memory_bytes,
@@ -65,7 +69,7 @@ def _host_weight_bytes(setting: Setting) -> float:
     if not share:
         return 0.0
     stages = range(layout.pipeline)
-    whole = sum(stage_weight_bytes(setting, Ledger(), stage) for stage in stages)
+    whole = sum(stage_weight_bytes(setting, Unrecorded(), stage) for stage in stages)
     return share * whole * layout.tensor
 
 

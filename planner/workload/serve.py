@@ -5,8 +5,10 @@ requests of the batch are prefilled in between, which lengthens the gap between 
 """
 
 from dataclasses import dataclass
+from functools import reduce
 
-from planner.cost.equation import Ledger
+from planner.cost.columns import Flag, any_of, floor, is_column, maximum, minimum, where
+from planner.cost.equation import Ledger, Unrecorded
 from planner.cost.queueing import (
     ArrivalHabits,
     mean_token_gap,
@@ -20,7 +22,7 @@ from planner.specs.workload import ServeWorkload
 from planner.workload.forward import PassCost
 from planner.workload.generate import decode_pass, prefill_pass
 from planner.workload.inference_memory import Load, inference_memory, usable_bytes
-from planner.workload.outcome import Outcome
+from planner.workload.outcome import Outcome, performance_of
 from planner.workload.setting import Setting
 
 GROUP = "serving"
@@ -44,8 +46,8 @@ def serve(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
     """Return what serving the workload costs, with the requests that fit at once."""
     most = max_concurrency(setting, workload)
     offered = _offered(setting, workload, most)
-    running = max(1.0, min(offered, most))
-    held = max(running, setting.layout.attention_data)  # the busiest rank holds a whole one
+    running = maximum(1.0, minimum(offered, most))
+    held = maximum(running, setting.layout.attention_data)  # the busiest rank holds a whole one
     memory = inference_memory(setting, ledger, _load(setting, workload, held))
     steady = _steady(setting, workload, ledger, running, offered)
     return Outcome(
@@ -59,51 +61,52 @@ def serve(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
     )
 
 
-def max_concurrency(setting: Setting, workload: ServeWorkload) -> int:
+def max_concurrency(setting: Setting, workload: ServeWorkload) -> float:
     """Return how many full-length requests one replica's memory holds at once."""
-    empty = inference_memory(setting, Ledger(), _load(setting, workload, 0.0))
-    one = inference_memory(setting, Ledger(), _load(setting, workload, 1.0))
+    empty = inference_memory(setting, Unrecorded(), _load(setting, workload, 0.0))
+    one = inference_memory(setting, Unrecorded(), _load(setting, workload, 1.0))
     budget = usable_bytes(setting)
     rooms = []
     for without, with_one in zip(empty.stages, one.stages, strict=True):
         per_request = with_one.peak_bytes - without.peak_bytes
         rooms.append((budget - without.peak_bytes) / per_request)
-    return max(0, int(min(rooms)))
+    return maximum(0.0, floor(reduce(minimum, rooms)))
 
 
 def _load(setting: Setting, workload: ServeWorkload, sequences: float) -> Load:
     prompt = workload.input_tokens
-    budget = setting.strategy.max_batch_tokens or prompt
-    sequences /= setting.layout.attention_data
+    budget = where(setting.layout.batch_tokens > 0, setting.layout.batch_tokens, prompt)
+    sequences = sequences / setting.layout.attention_data
     return Load(
         sequences=sequences,
         tokens_per_sequence=prompt + workload.output_tokens,
-        step_tokens=min(budget, max(prompt, sequences)),
-        sampled_tokens=max(1.0, sequences),
+        step_tokens=minimum(budget, maximum(prompt, sequences)),
+        sampled_tokens=maximum(1.0, sequences),
         paged=setting.engine.role == "serving",
         shared_tokens=prompt * workload.prefix_share_ratio,
     )
 
 
-def _offered(setting: Setting, workload: ServeWorkload, most: int) -> float:
+def _offered(setting: Setting, workload: ServeWorkload, most: float) -> float:
     """Return the requests that want to run at once on one replica.
 
     An open loop settles where arrivals times latency equals the requests in flight (Little).
     """
     replicas = setting.layout.data
     if workload.concurrency is not None:
-        return max(1.0, workload.concurrency / replicas)
+        return maximum(1.0, workload.concurrency / replicas)
     if workload.request_rate_per_second is None:
-        return float(min(max(most, 1), MAX_SEARCHED_CONCURRENCY))
+        return minimum(maximum(most, 1.0), float(MAX_SEARCHED_CONCURRENCY))
     rate = workload.request_rate_per_second / replicas
-    running = 1.0
+    running, wanted = 1.0, 1.0
+    crowded: Flag = False
     for _ in range(FIXED_POINT_ROUNDS):
-        steady = _steady(setting, workload, Ledger(), running, running)
-        wanted = max(1.0, rate * steady.latency_s)
-        if wanted >= most:
-            return wanted
-        running = wanted
-    return running
+        steady = _steady(setting, workload, Unrecorded(), running, running)
+        # Where more wants to run than fits, the rest waits and nothing settles.
+        wanted = where(crowded, wanted, maximum(1.0, rate * steady.latency_s))
+        crowded = wanted >= most
+        running = where(crowded, running, wanted)
+    return wanted
 
 
 def _steady(
@@ -112,10 +115,10 @@ def _steady(
     stages = setting.layout.pipeline
     cached = workload.input_tokens * workload.prefix_share_ratio
     # Data-parallel attention ranks read a prompt each at the same time.
-    lanes = min(running, setting.layout.attention_data)
+    lanes = minimum(running, setting.layout.attention_data)
     prefill = prefill_pass(setting, ledger, lanes, workload.input_tokens - cached, cached)
     context = workload.input_tokens + workload.output_tokens / 2
-    decode = decode_pass(setting, ledger, max(1.0, running / stages), context)
+    decode = decode_pass(setting, ledger, maximum(1.0, running / stages), context)
     # Stages and attention ranks work on different requests at the same time: that much less does
     # one prompt delay the others.
     slot = prefill.total_s / stages / lanes
@@ -136,7 +139,7 @@ def _steady(
         prefill_s=prefill.total_s,
         prompts_before=_prompts_before(setting, workload, ledger, running, slot / life),
         slot_s=slot,
-        decode_s=decode.total_s if running > 1 else 0.0,
+        decode_s=where(running > 1, decode.total_s, 0.0),
         wait_s=_slot_wait(setting, workload, ledger, (offered, running, life)),
         intake_s=setting.engine.request_latency_s * setting.serving_factor("intake"),
     )
@@ -176,12 +179,12 @@ def _slot_wait(
 ) -> float:
     offered, running, life = load
     withheld = arrival_habits(setting, workload).withheld_slots
-    if offered <= running and not withheld:
+    if not withheld and not any_of(offered > running):
         return 0.0
     return ledger.term(
         slot_wait,
         setting.line(GROUP, "Waiting for a place in the batch", key="slot_wait"),
-        offered=max(offered, running),
+        offered=maximum(offered, running),
         running=running,
         withheld_slots=withheld,
         life_s=life,
@@ -195,17 +198,17 @@ def _rate(setting: Setting, workload: ServeWorkload, steady: _Steady) -> float:
         return workload.concurrency / waiting_free
     rate = setting.layout.data * steady.running / waiting_free
     if workload.request_rate_per_second is not None:
-        rate = min(rate, workload.request_rate_per_second)
+        rate = minimum(rate, workload.request_rate_per_second)
     return rate
 
 
 def _performance(
-    setting: Setting, workload: ServeWorkload, steady: _Steady, most: int
+    setting: Setting, workload: ServeWorkload, steady: _Steady, most: float
 ) -> Performance:
     rate = _rate(setting, workload, steady)
     produced = rate * workload.output_tokens
     share = _seconds_by_class(steady, workload)
-    return Performance(
+    return performance_of(
         tokens_per_second=produced,
         output_tokens_per_second=produced,
         prefill_tokens_per_second=workload.input_tokens / steady.prefill.total_s,
@@ -232,13 +235,15 @@ def _warnings(
     setting: Setting,
     workload: ServeWorkload,
     steady: _Steady,
-    load: tuple[float, int],
+    load: tuple[float, float],
 ) -> tuple[str, ...]:
     offered, most = load
+    if is_column(steady.latency_s):
+        return ()
     found = []
     if 1 <= most < offered:
         found.append(
-            f"memory holds {most * setting.layout.data} requests at once, "
+            f"memory holds {most * setting.layout.data:.0f} requests at once, "
             f"{round(offered * setting.layout.data)} are offered: the rest wait"
         )
     for name, value, limit in (
