@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from planner.accuracy import accuracy_page
 from planner.api import estimate, plan
 from planner.catalog.devices import get_device, list_devices
+from planner.catalog.instances import Instance, get_instance, list_instances
 from planner.catalog.models import get_entry, get_model, list_models
 from planner.cost.parameters import count_parameters
 from planner.errors import BadRequestError, PlannerError
@@ -153,12 +154,20 @@ def device_row(device: DeviceSpec) -> JsonObject:
     return device.model_dump(mode="json")
 
 
+def instance_row(instance: Instance) -> JsonObject:
+    """Return a cloud offer; its name says what a machine of it has and costs."""
+    name = f"{instance.devices} x {instance.gpu}, ${instance.price_usd_per_hour:g} an hour"
+    return {**instance.model_dump(mode="json"), "name": name}
+
+
 def rows_of(kind: str, key: str | None) -> list[JsonObject]:
     """Return one entry of a catalog, or all of them."""
     if kind == "models":
         return [model_row(name) for name in ([key] if key else [e.id for e in list_models()])]
     if kind == "devices":
         return [device_row(d) for d in ([get_device(key)] if key else list_devices())]
+    if kind == "instances":
+        return [instance_row(i) for i in ([get_instance(key)] if key else list_instances())]
     return [technique_row(t) for t in ([get(key)] if key else TECHNIQUES.values())]
 
 
@@ -203,7 +212,7 @@ def arguments() -> argparse.ArgumentParser:
     exporter.add_argument("--format", required=True, choices=sorted(FORMATS))
     exporter.add_argument("--measure", action="store_true", help="the script that checks it")
     exporter.add_argument("--rank", type=int, default=1, help="which plan of an answer, from 1")
-    for kind in ("models", "devices", "techniques"):
+    for kind in ("models", "devices", "instances", "techniques"):
         listing = commands.add_parser(kind, help=f"list the {kind} with their sources")
         listing.add_argument("id", nargs="?")
         listing.add_argument("--json", action="store_true")

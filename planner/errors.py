@@ -61,6 +61,15 @@ class UnknownModelError(UnknownNameError):
 
 
 @dataclass(eq=False)
+class UnknownInstanceError(UnknownNameError):
+    """The catalog of cloud offers has no such id."""
+
+    code: str = "unknown_instance"
+
+    __str__ = PlannerError.__str__
+
+
+@dataclass(eq=False)
 class UnknownTechniqueError(UnknownNameError):
     """The technique registry has no such key."""
 

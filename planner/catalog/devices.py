@@ -4,6 +4,7 @@ import csv
 import re
 from functools import cache
 
+from planner.catalog.instances import price_of
 from planner.catalog.nearest import nearest_names
 from planner.catalog.reading import data_text
 from planner.errors import UnknownDeviceError
@@ -55,21 +56,9 @@ def _device(row: dict[str, str]) -> DeviceSpec:
             "achieved_flops_per_second": _rates(row, ACHIEVED_BY_COLUMN),
             "aliases": tuple(a for a in row["aliases"].split(";") if a),
             "as_of": AS_OF,
-            **_prices().get(row["id"], {}),
+            **price_of(row["id"]),
         }
     )
-
-
-@cache
-def _prices() -> dict[str, dict[str, object]]:
-    """Return the median price of one device-hour among the offers found, with their date."""
-    return {
-        row["device"]: {
-            "price_usd_per_hour": float(row["usd_per_hour_median"]),
-            "price_source": f"median of {row['offers']} {row['source']}, {row['as_of']}",
-        }
-        for row in csv.DictReader(data_text("prices.csv").splitlines())
-    }
 
 
 @cache

@@ -20,7 +20,7 @@ from planner.specs.plan import PlannedStrategy, PlanRequest
 from planner.specs.strategy import Strategy
 from planner.specs.workload import TrainWorkload
 from planner.techniques.technique import Case
-from planner.workload.resolve import resolve_device, resolve_model
+from planner.workload.resolve import resolve_cluster, resolve_device, resolve_model
 
 SERVERS = (VLLM, SGLANG, TENSORRT_LLM, LLAMA_CPP)
 TRAINERS = (TORCHRUN, ACCELERATE, DEEPSPEED, TORCHTITAN, MEGATRON)
@@ -75,7 +75,7 @@ def export_case(request: PlanRequest, plan: PlannedStrategy) -> ExportCase:
     return ExportCase(
         model=request.model if isinstance(request.model, str) else LOCAL_MODEL,
         shape=resolve_model(request.model),
-        device=resolve_device(plan.cluster.device),
+        device=resolve_device(resolve_cluster(plan.cluster).device),
         plan=plan,
         workload=request.workload,
     )

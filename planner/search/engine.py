@@ -17,7 +17,12 @@ from planner.specs.plan import Bound, PlanAnswer, PlannedStrategy, PlanRequest, 
 from planner.specs.strategy import Strategy
 from planner.techniques.registry import inapplicable, used_by
 from planner.workload.estimator import estimate_request
-from planner.workload.resolve import refuse_uncovered, resolve_device, resolve_model
+from planner.workload.resolve import (
+    refuse_uncovered,
+    resolve_cluster,
+    resolve_device,
+    resolve_model,
+)
 
 GIB = 1024**3
 MAX_FRONTIER = 24
@@ -73,8 +78,8 @@ def explore(request: PlanRequest) -> Found:
     limits = constraints_of(request)
     model = resolve_model(request.model)
     for cluster in request.hardware_options or (request.cluster,):
-        device = resolve_device(cluster.device)
-        located = cluster.model_copy(update={"device": device})
+        located = resolve_cluster(cluster)
+        device = resolve_device(located.device)
         question = Question(request, model, device, located)
         for key, reason in inapplicable(question.case).items():
             found.rejections.technique(key, reason)
@@ -135,10 +140,11 @@ def _ranked(request: PlanRequest, found: Found) -> list[tuple[Estimate, Question
 def _plans(request: PlanRequest, found: Found) -> tuple[PlannedStrategy, ...]:
     ranked = _ranked(request, found)
     chosen: list[tuple[Estimate, Question]] = []
-    families: set[tuple[str, str]] = set()
+    families: set[tuple[str, str, str | None]] = set()
     for estimate, question in ranked:
         # Of one family only its best member is shown: neighbours differ in details alone.
-        family = (family_of(estimate.strategy), question.device.id)
+        hardware = (question.device.id, question.cluster.instance)
+        family = (family_of(estimate.strategy), *hardware)
         if family not in families:
             families.add(family)
             chosen.append((estimate, question))
@@ -173,8 +179,11 @@ def _shown_cluster(question: Question) -> ClusterSpec:
     """Return the cluster as it was asked for: a catalog id stays an id."""
     options = question.request.hardware_options or (question.request.cluster,)
     for option in options:
-        if resolve_device(option.device) == question.device:
+        if resolve_cluster(option) != question.cluster:
+            continue
+        if option.instance is None:
             return option
+        return question.cluster.model_copy(update={"device": question.device.id})
     return question.cluster
 
 

@@ -10,7 +10,7 @@ from planner.specs.estimate import Estimate
 from planner.specs.plan import PlanRequest, Suggestion
 from planner.specs.strategy import Strategy
 from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload, Workload
-from planner.workload.resolve import resolve_device
+from planner.workload.resolve import resolve_cluster, resolve_device
 
 MAX_SUGGESTIONS = 6
 MAX_HALVINGS = 6
@@ -135,7 +135,7 @@ def _fewer_constraints(request: PlanRequest) -> Iterator[Change]:
 
 
 def _more_devices(request: PlanRequest) -> Iterator[Change]:
-    cluster = request.cluster
+    cluster = resolve_cluster(request.cluster)
     if resolve_device(cluster.device).kind == "cpu":
         return
     for doubling in range(1, MAX_DOUBLINGS + 1):
@@ -150,7 +150,7 @@ def _more_devices(request: PlanRequest) -> Iterator[Change]:
 
 
 def _larger_device(request: PlanRequest) -> Iterator[Change]:
-    current = resolve_device(request.cluster.device)
+    current = resolve_device(resolve_cluster(request.cluster).device)
     larger = sorted(
         (
             device
@@ -166,5 +166,5 @@ def _larger_device(request: PlanRequest) -> Iterator[Change]:
         if device.memory_bytes in sizes or len(sizes) == MAX_DEVICES_TRIED:
             continue
         sizes.add(device.memory_bytes)
-        changed = request.cluster.model_copy(update={"device": device.id})
+        changed = request.cluster.model_copy(update={"device": device.id, "instance": None})
         yield f"{device.name} instead of {current.name or current.id}", {"cluster": changed}

@@ -5,7 +5,14 @@ Every rate is in bytes or FLOP per second and per direction; every peak is dense
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from planner.specs.base import Dtype, Ratio, SparseSpec
 
@@ -100,9 +107,14 @@ class DeviceSpec(SparseSpec):
 
 
 class ClusterSpec(SparseSpec):
-    """``nodes`` times ``devices_per_node`` of one device; what is given overrides the catalog."""
+    """``nodes`` times ``devices_per_node`` of one device; what is given overrides the catalog.
+
+    ``instance`` is the id of a cloud offer, which brings the device, how many of them a node
+    has, its memory and its price; a cluster that is nothing but such an id may be that text.
+    """
 
     device: str | DeviceSpec
+    instance: str | None = None
     devices_per_node: PositiveInt = 1
     nodes: PositiveInt = 1
     intra_node_bandwidth_bytes_per_second: PositiveFloat | None = None
@@ -110,6 +122,14 @@ class ClusterSpec(SparseSpec):
     host_memory_bytes: PositiveInt | None = None
     host_to_device_bandwidth_bytes_per_second: PositiveFloat | None = None
     disk_bandwidth_bytes_per_second: PositiveFloat | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_an_instance(cls, data: object) -> object:
+        found: object = {"instance": data} if isinstance(data, str) else data
+        if isinstance(found, dict) and found.get("instance") and not found.get("device"):
+            return {**found, "device": ""}
+        return found
 
     @property
     def num_devices(self) -> int:

@@ -110,11 +110,16 @@ def _energy_and_money(
         money = ledger.term(
             usd_per_million_tokens,
             Line(GROUP, "Cost per million tokens", origin=Origin("published", price)),
-            num_devices=setting.layout.devices,
+            num_devices=_rented(setting),
             hourly_usd=device.price_usd_per_hour,
             tokens_per_s=rate,
         )
     return energy, money
+
+
+def _rented(setting: Setting) -> int:
+    """Return the devices that are paid for: of an instance all, used or not."""
+    return setting.cluster.num_devices if setting.cluster.instance else setting.layout.devices
 
 
 def _quality(setting: Setting) -> Quality | None:

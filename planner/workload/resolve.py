@@ -5,6 +5,7 @@ from typing import Any
 
 from planner.catalog.devices import get_device
 from planner.catalog.engines import Engine, get_engine
+from planner.catalog.instances import get_instance
 from planner.catalog.models import get_model, model_from_config
 from planner.catalog.packed import packed_format
 from planner.cost.dtypes import SIXTEEN_BIT, WIDE, unquantised_dtype
@@ -12,7 +13,7 @@ from planner.cost.parameters import count_parameters
 from planner.cost.sparsity import reason_against
 from planner.errors import BadRequestError, NotCoveredError, NotPossibleError
 from planner.specs.base import Dtype
-from planner.specs.cluster import DeviceSpec
+from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import EstimateRequest
 from planner.specs.model import ModelSpec
 from planner.specs.strategy import Strategy
@@ -74,13 +75,42 @@ def resolve_device(device: str | DeviceSpec) -> DeviceSpec:
     return get_device(device) if isinstance(device, str) else device
 
 
+def resolve_cluster(cluster: ClusterSpec) -> ClusterSpec:
+    """Return a cluster with its device looked up; an instance brings count, memory and price.
+
+    Raises:
+        UnknownNameError: a catalog has no such device or instance.
+        BadRequestError: the instance's card is not in the device catalog.
+    """
+    if cluster.instance is None:
+        device = resolve_device(cluster.device)
+        known = device is cluster.device
+        return cluster if known else cluster.model_copy(update={"device": device})
+    offer = get_instance(cluster.instance)
+    if offer.device is None:
+        raise BadRequestError(
+            f"instance {offer.id} has a {offer.gpu}, which the device catalog does not have: give "
+            "the device as an object instead",
+            "cluster.instance",
+        )
+    hourly = {"price_usd_per_hour": offer.price_usd_per_device_hour}
+    priced = {**hourly, "price_source": offer.price_source}
+    brought = {"devices_per_node": offer.devices, "host_memory_bytes": offer.host_memory_bytes}
+    given = cluster.model_fields_set
+    device = get_device(offer.device).model_copy(update=priced)
+    own = {name: value for name, value in brought.items() if name not in given}
+    return cluster.model_copy(update={"device": device, "instance": offer.id, **own})
+
+
 def resolve(request: EstimateRequest) -> Setting:
     """Return the request with every name looked up and every default filled in.
 
     Raises:
         PlannerError: a name is unknown, or the strategy contradicts the model or the cluster.
     """
-    device = resolve_device(request.cluster.device)
+    cluster = resolve_cluster(request.cluster)
+    request = request.model_copy(update={"cluster": cluster})
+    device = resolve_device(cluster.device)
     training = isinstance(request.workload, TrainWorkload)
     engine = _on_device(get_engine(request.engine, device.kind), device, training=training)
     model = _in_engine(resolve_model(request.model), engine)
@@ -95,7 +125,7 @@ def resolve(request: EstimateRequest) -> Setting:
         model=model,
         counts=count_parameters(model),
         device=device,
-        cluster=request.cluster,
+        cluster=cluster,
         workload=request.workload,
         engine=engine,
         strategy=strategy,

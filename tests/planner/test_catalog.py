@@ -110,9 +110,3 @@ def test_a_price_comes_with_the_offers_and_the_day_that_it_is_from():
 
 def test_a_device_that_nobody_rents_out_has_no_price():
     assert get_device("m2-max").price_usd_per_hour is None
-
-
-def test_every_price_belongs_to_a_known_device():
-    from planner.catalog.devices import _prices
-
-    assert set(_prices()) <= {device.id for device in list_devices()}

@@ -107,7 +107,7 @@ def test_a_wrong_request_is_status_two_with_one_line_of_words(monkeypatch, capsy
     assert "Traceback" not in output.err
 
 
-@pytest.mark.parametrize("kind", ["models", "devices", "techniques"])
+@pytest.mark.parametrize("kind", ["models", "devices", "instances", "techniques"])
 def test_every_catalog_lists_entries_with_their_source(monkeypatch, capsys, kind):
     _, output = run(monkeypatch, capsys, [kind, "--json"])
 
@@ -137,7 +137,7 @@ def test_one_entry_can_be_asked_for(monkeypatch, capsys, kind, key, field, value
     assert json.loads(output.out)[field] == value
 
 
-@pytest.mark.parametrize("kind", ["models", "devices", "techniques"])
+@pytest.mark.parametrize("kind", ["models", "devices", "instances", "techniques"])
 def test_an_unknown_entry_is_status_two(monkeypatch, capsys, kind):
     status, output = run(monkeypatch, capsys, [kind, "zzz-unknown"])
 
