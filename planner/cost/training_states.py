@@ -71,11 +71,11 @@ def pipeline_in_flight(
 ) -> float:
     """Return how many micro-batches a stage holds at its peak; ``chunks`` a stage interleave.
 
-    Source: Narayanan et al. 2021, arXiv:2104.04473, section 2.2; Korthikanti et al. 2022,
-    arXiv:2205.05198, section 4.2.3: the first stage of an interleaved pipeline holds
-    1 + (p-1)/(p v) times as much.
+    Source: Narayanan et al. 2021, arXiv:2104.04473, section 2.2: an interleaved stage runs
+    2 (p-s-1) + (v-1) p chunks ahead, so that even the last one holds nearly p micro-batches; the
+    first holds 1 + (p-1)/(p v) times p, as Korthikanti et al. 2022, arXiv:2205.05198, say.
     """
     if schedule == "gpipe":
         return micro_batches
-    extra = where(chunks > 1, (stages - 1) / chunks, 0.0) if stage == 0 else 0.0
-    return minimum(micro_batches, stages - stage + extra)
+    woven = stages + (stages - 1 - 2 * stage) / chunks
+    return minimum(micro_batches, where(chunks > 1, woven, stages - stage))
