@@ -9,7 +9,7 @@ from planner.cost.training_states import lora_parameters, sharded_state_bytes
 from planner.decode_factors import fitted_here
 from planner.decode_fitting import stream_cases
 from planner.errors import PlannerError
-from planner.evidence import Row, serving_request, table, training_request, usable
+from planner.evidence import Row, latest, serving_request, table, training_request, usable
 from planner.held_out import summary
 from planner.serving_factors import serving_cases
 from planner.serving_fitting import serving_case
@@ -51,7 +51,7 @@ def _answer(document: JsonObject) -> Estimate | None:
 def _errors(rows: Iterable[Row], measured: str) -> dict[str, list[float]]:
     """Return the relative errors of one measured column by source."""
     found: dict[str, list[float]] = defaultdict(list)
-    for row in usable(tuple(rows)):
+    for row in usable(latest(rows)):
         if not row[measured]:
             continue
         answer = _answer(training_request(row))

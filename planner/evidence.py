@@ -2,7 +2,8 @@
 
 import csv
 import hashlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,21 @@ ATTENTION_ALONE = (
     "attention targets",
     "'v_proj'",
 )
+# A table of each release: what a later one measured again under the same setting is superseded.
+RELEASE = re.compile(r"release (\d\d\.\d\d(?:\.\d\d)?)")
+MEASURED = {
+    "row_id",
+    "source_date",
+    "source_url_or_repo_path",
+    "step_seconds",
+    "tokens_per_second_per_gpu",
+    "mfu",
+    "hfu",
+    "tflops_per_gpu",
+    "notes",
+}
+# The code of 2021, which the same project's later tables outrun by a tenth.
+SUPERSEDED = {"narayanan2021-t1", "narayanan2021-t2"}
 BESIDE_EMBEDDINGS = "method 'LoRA (emb)'"
 A100_PORT_BYTES_PER_S = 25e9  # 200 Gbit/s a device
 NVLINK_DOMAIN = 64  # of the 72 devices of a rack, what layouts use
@@ -186,6 +202,24 @@ def serving_request(row: Row) -> JsonObject:
         },
         "engine": row["engine"],
     }
+
+
+def latest(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """Return the rows without those that a later release of the same software measured again."""
+    newest: dict[tuple[str, ...], Row] = {}
+    for row in rows:
+        setting = tuple(row[name] for name in row if name not in MEASURED)
+        release = RELEASE.match(row["notes"])
+        key = setting if release else (row["row_id"],)
+        kept = newest.get(key)
+        if kept is None or _release(row) > _release(kept):
+            newest[key] = row
+    return tuple(newest.values())
+
+
+def _release(row: Row) -> str:
+    found = RELEASE.match(row["notes"])
+    return found.group(1) if found else ""
 
 
 def usable(rows: tuple[Row, ...]) -> Iterator[Row]:

@@ -15,7 +15,7 @@ import numpy as np
 from planner.catalog.engines import COMMON_SERVING, COMMON_TRAINING
 from planner.decode_factors import build_stream_factors, stream_report
 from planner.errors import PlannerError
-from planner.evidence import digest, table, usable
+from planner.evidence import SUPERSEDED, digest, latest, table, usable
 from planner.fitting import MEMORY_FACTORS, Columns, MemoryCase, fit_memory, memory_case
 from planner.held_out import report, summary
 from planner.serving_factors import build_serving_factors
@@ -87,7 +87,7 @@ def rounded(value: float) -> float:
 def step_cases() -> tuple[StepCase, ...]:
     """Return every usable row of the training table whose model the catalog knows."""
     found = []
-    for row in usable(table("training")):
+    for row in usable(latest(table("training"))):
         if not row["step_seconds"]:
             continue
         with suppress(PlannerError):
@@ -103,12 +103,18 @@ def pooled(cases: Sequence[StepCase]) -> Columns:
 def step_factors(cases: Sequence[StepCase], prior: Columns) -> dict[str, dict[str, float]]:
     """Return the factors of one engine by chip architecture, and of all its chips together."""
     found = {}
-    whole = fit_step(cases, prior)
+    whole = fit_step(current(cases), prior)
     found["any"] = named(whole)
     for architecture in sorted({case.architecture for case in cases}):
         own = [case for case in cases if case.architecture == architecture]
-        found[architecture] = named(fit_step(own, whole))
+        found[architecture] = named(fit_step(current(own), whole))
     return found
+
+
+def current(cases: Sequence[StepCase]) -> list[StepCase]:
+    """Return the runs of the newest code of an engine, or all where there is none newer."""
+    newest = [case for case in cases if case.source not in SUPERSEDED]
+    return newest or list(cases)
 
 
 def named(factors: Columns) -> dict[str, float]:
@@ -126,7 +132,7 @@ def held_out_steps(cases: Sequence[StepCase], prior: Columns) -> list[float]:
                 for other in cases
                 if other.group != group and other.architecture == case.architecture
             ]
-            errors.append(case.error(_fitted(tuple(rest), tuple(prior))))
+            errors.append(case.error(_fitted(tuple(current(rest)), tuple(prior))))
     return errors
 
 

@@ -19,15 +19,19 @@ PARTS = (
     "matmul",
     "attention",
     "elementwise",
+    "operands",
     "scores",
     "issue",
     "tensor_parallel",
     "expert_exchange",
     "pipeline",
     "exchange",
+    "hidden",
     "update",
 )
-WORK = tuple(PARTS.index(part) for part in ("matmul", "attention", "elementwise", "scores"))
+WORK = tuple(
+    PARTS.index(part) for part in ("matmul", "attention", "elementwise", "operands", "scores")
+)
 ISSUE = PARTS.index("issue")
 # No product beats the peak (the prior is 70 % of it) and attention no plain product; elsewhere
 # nearly all of a part may hide behind others.
@@ -38,12 +42,14 @@ CEILINGS = {
     "matmul": 2.5,
     "attention": 6.0,
     "elementwise": 8.0,
+    "operands": 4.0,
     "scores": 4.0,
     "issue": 4.0,
     "tensor_parallel": 4.0,
     "expert_exchange": 6.0,
     "pipeline": 6.0,
     "exchange": 6.0,
+    "hidden": 20.0,
     "update": 4.0,
 }
 SCALE = 0.5

@@ -218,6 +218,13 @@ def feed_forward_width(model: ModelSpec, kept: Kept) -> int:
     return (tensors if kept.inputs else tensors - 1) * widest_feed_forward(model)
 
 
+def operand_width(model: ModelSpec, tensor_parallel_size: Quantity) -> Quantity:
+    """Return the elements per token that one layer's products read and write on one rank."""
+    tensors = GATED_FFN_TENSORS - 1 if model.gated_mlp else PLAIN_FFN_TENSORS
+    split = attention_width(model) + tensors * widest_feed_forward(model)
+    return NORM_TENSORS * 2 * model.hidden_size + split / tensor_parallel_size
+
+
 def inference_elements(model: ModelSpec, tensor_parallel_size: float) -> float:
     """Return the elements per token that are alive at once while one layer runs forward."""
     widest = max(_group_width(model, group) for group in model.layers_by_attention)

@@ -33,6 +33,17 @@ def step_seconds(
 
 
 @equation(
+    "t_tax = kappa · min(t_links, t_window)",
+    unit="s",
+    symbols={"links_s": "t_links", "window_s": "t_window", "tax_ratio": "kappa"},
+    source="Isaev et al. 2023 (Calculon): what overlaps still takes a part of the processors",
+)
+def tax_seconds(*, links_s: Quantity, window_s: Quantity, tax_ratio: Quantity) -> Quantity:
+    """Return the seconds by which an exchange slows the work that it hides behind."""
+    return tax_ratio * minimum(links_s, window_s)
+
+
+@equation(
     "t_exposed = max(0, t_links - t_window) + kappa · min(t_links, t_window)",
     unit="s",
     symbols={"links_s": "t_links", "window_s": "t_window", "tax_ratio": "kappa"},

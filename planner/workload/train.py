@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from planner.cost.activations import score_bytes
-from planner.cost.columns import maximum
+from planner.cost.activations import operand_width, score_bytes
+from planner.cost.columns import maximum, where
 from planner.cost.communication import (
     transfer_seconds,
 )
@@ -11,6 +11,7 @@ from planner.cost.compute import attention_work, layer_pairs, matmul_flops
 from planner.cost.dtypes import WIDE, element_bytes
 from planner.cost.equation import Ledger
 from planner.cost.roofline import compute_seconds, memory_seconds, overhead_seconds
+from planner.cost.stages import pace_of
 from planner.cost.training_states import STATE_BYTES, zero_shards
 from planner.cost.training_step import step_seconds, zero_bubble_divisor
 from planner.specs.workload import TrainWorkload
@@ -32,6 +33,14 @@ FULL_PASSES, ADAPTER_PASSES = 3, 2
 # the ZeRO stage that also splits the weights
 # Softmax and dropout each write their result and read it again.
 SCORE_TRIPS = 2
+# A norm in single fp32 operators copies, squares, averages, scales, casts and weighs, with 2 or
+# 4 bytes each way.
+WRITTEN_OUT_NORM_BYTES = 32
+# 16-bit tensor cores load 16 bytes at a time; without them products run at about an eighth.
+# Source: NVIDIA, matrix multiplication background user's guide, "tensor core requirements".
+TENSOR_CORE_ELEMENTS = 8
+MISALIGNED_SLOWDOWN = 8.0
+SHARDED_GRADIENTS = 2  # the ZeRO stage from which on every micro-batch reduces its gradients
 # An eager backward pass issues about twice the operators of the forward pass.
 ISSUE_PASSES = 3
 # The optimiser reads weight, gradient and states and writes weight and states.
@@ -64,12 +73,12 @@ def train(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outcome:
     micro = step.micro_batch()
     exposed, update = step.exchange(micro), step.update()
     layout = setting.layout
-    count, stages, chunks = layout.micro_batches, layout.pipeline, step.bubble_chunks
+    count, chunks = layout.micro_batches, step.bubble_chunks
     seconds = ledger.term(
         step_seconds,
         setting.line(GROUP, "Training step", key="step"),
         micro_batches=count,
-        stages=stages,
+        stages=step.pace.even_stages,
         micro_batch_s=micro.total_s,
         exposed_s=exposed,
         update_s=update,
@@ -96,7 +105,7 @@ def train(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outcome:
             samples_per_second=workload.global_batch_size / seconds,
             model_flops_per_second_per_device=per_device,
             mfu=per_device / step.rates.peak_flops_per_s,
-            bubble_ratio=(stages - 1) / chunks * micro.total_s / seconds,
+            bubble_ratio=(layout.pipeline - 1) / chunks * micro.total_s * step.evenness / seconds,
             communication_ratio=by_class["communication"] / seconds,
             duration_seconds=workload.tokens / tokens * seconds if workload.tokens else None,
         ),
@@ -113,7 +122,18 @@ class _Step:
         self.tokens = layout.micro_batch * workload.sequence_length / layout.context
         # One device does its share of a replica's work: 1 / (tensor x pipeline).
         self.share = layout.tensor * layout.pipeline
+        model, counts = setting.model, setting.counts
+        self.linear = counts.attention + counts.feed_forward + counts.experts_active
+        self.head = model.vocab_size * model.hidden_size
+        layers = model.num_hidden_layers
+        self.pace = pace_of(layers, layout.pipeline, self.linear / layers, self.head)
+        self.layer_share = self.pace.layers / layers
         self.links = Exchange(setting, self.rates, ledger, self.tokens)
+
+    @property
+    def evenness(self) -> float:
+        """Return the mean stage's work as a share of the busiest one's."""
+        return self.pace.even_stages / self.setting.layout.pipeline
 
     @property
     def passes(self) -> int:
@@ -142,11 +162,14 @@ class _Step:
         name = "Forward, backward, recomputation"
         compute = self._compute(name, "matmul", matmul * (passes + recomputed))
         compute = compute + self._compute(
-            f"Attention: {name.lower()}", "attention", attention * (passes + again)
+            f"Attention: {name.lower()}",
+            "attention",
+            attention * (passes + again) * self._misalignment,
         )
         rate = self.rates.peak_flops_per_s * self.rates.compute_efficiency
         work = matmul * (passes + recomputed) + attention * (passes + again)
         memory = self._elementwise(FULL_PASSES + recomputed)
+        memory = memory + self._operands(passes + recomputed)
         memory = memory + self._scores(FULL_PASSES + again)
         overhead = self._overhead(compute + memory)
         return _MicroBatch(
@@ -154,9 +177,19 @@ class _Step:
             memory,
             self.links.micro_batch(attention * (passes + again) / rate),
             overhead,
-            (matmul + attention) * passes,
+            (matmul + attention) * passes * self.evenness,
             work / rate,
         )
+
+    @property
+    def _misalignment(self) -> float:
+        """Return how much slower unfused attention is whose heads tensor cores cannot load.
+
+        Fused kernels pad such heads.
+        """
+        aligned = self.setting.model.head_dim % TENSOR_CORE_ELEMENTS == 0
+        fused = self.setting.strategy.attention != "eager"
+        return 1.0 if aligned or fused else MISALIGNED_SLOWDOWN
 
     def _compute(self, name: str, part: str, flops: float) -> float:
         return self.ledger.term(
@@ -169,13 +202,11 @@ class _Step:
 
     def _matmul_flops(self) -> float:
         """Return the forward FLOP of the matrix products of one micro-batch on one device."""
-        model, counts = self.setting.model, self.setting.counts
-        linear = counts.attention + counts.feed_forward + counts.experts_active
-        head = model.vocab_size * model.hidden_size
+        held = self.linear * self.layer_share + self.head * self.pace.heads
         return self.ledger.term(
             matmul_flops,
             self.setting.line(GROUP, "Matrix products: forward", key="matmul_flops"),
-            parameters=(linear + head) / self.share,
+            parameters=held / self.setting.layout.tensor,
             num_tokens=self.tokens,
         )
 
@@ -184,7 +215,7 @@ class _Step:
         model = self.setting.model
         layout = self.setting.layout
         pairs = layout.micro_batch * layer_pairs(model, self.workload.sequence_length)
-        pairs = pairs / (layout.pipeline * layout.context)
+        pairs = pairs * self.layer_share / layout.context
         if self.setting.strategy.attention == "eager" and self.setting.engine.role == "training":
             pairs = pairs * 2
         line = self.setting.line(GROUP, "Attention: forward", key="attention_flops")
@@ -193,8 +224,8 @@ class _Step:
     def _elementwise(self, passes: int) -> float:
         layout = self.setting.layout
         moved = elementwise_bytes(self.setting, self.tokens, layout.sequence_ranks)
-        moved = moved / layout.pipeline
-        logits = self.tokens * self.setting.model.vocab_size / self.share
+        moved = (moved + self._written_out_norms()) * self.layer_share
+        logits = self.tokens * self.setting.model.vocab_size * self.pace.heads / layout.tensor
         return self.ledger.term(
             memory_seconds,
             step_line(
@@ -210,6 +241,32 @@ class _Step:
             * self.setting.engine.training_elementwise_efficiency,
         )
 
+    def _written_out_norms(self) -> float:
+        """Return the bytes that norms in single fp32 operators move beyond a fused kernel."""
+        setting, model = self.setting, self.setting.model
+        if setting.strategy.fused_norms or setting.engine.role != "training":
+            return 0.0
+        elements = self.tokens * model.hidden_size / setting.layout.sequence_ranks
+        norms = model.norms_per_layer * model.num_hidden_layers
+        return WRITTEN_OUT_NORM_BYTES * norms * elements
+
+    def _operands(self, passes: int) -> float:
+        """Cost what products read and write beside computing: more, the narrower they are."""
+        setting, model = self.setting, self.setting.model
+        if setting.engine.role != "training":
+            return 0.0
+        tensor = setting.layout.tensor
+        widths = operand_width(model, tensor) * self.pace.layers
+        widths = widths + (model.hidden_size + model.vocab_size / tensor) * self.pace.heads
+        held = self.linear * self.layer_share + self.head * self.pace.heads
+        return self.ledger.term(
+            memory_seconds,
+            step_line(setting, "Operands of products", "operands", "memory_bandwidth"),
+            moved_bytes=(held / tensor + self.tokens * widths) * element_bytes("bf16") * passes,
+            memory_bytes_per_s=self.rates.memory_bytes_per_s,
+            memory_efficiency=self.rates.stream_efficiency,
+        )
+
     def _scores(self, passes: int) -> float:
         """Cost the scores and probabilities that unfused attention writes and reads again."""
         setting = self.setting
@@ -222,7 +279,7 @@ class _Step:
             sequence_length=self.workload.sequence_length,
             bytes_per_element=setting.activation_element_bytes,
         )
-        layers = setting.model.num_hidden_layers / setting.layout.pipeline
+        layers = self.pace.layers
         return self.ledger.term(
             memory_seconds,
             step_line(self.setting, "Scores through memory", "scores", "memory_bandwidth"),
@@ -244,7 +301,7 @@ class _Step:
         issue = self.ledger.term(
             overhead_seconds,
             step_line(self.setting, "Issuing operators", "issue", "overhead"),
-            num_layers=self.setting.model.num_hidden_layers / self.setting.layout.pipeline,
+            num_layers=self.pace.layers,
             ops_per_layer=engine.ops_per_layer,
             op_overhead_s=self.rates.op_overhead_s,
             layer_overhead_s=engine.layer_overhead_s,
@@ -258,12 +315,14 @@ class _Step:
 
     def exchange(self, micro: _MicroBatch) -> float:
         """Cost the exchange of gradients and shards that the backward pass does not hide."""
-        setting = self.setting
+        setting, layout = self.setting, self.setting.layout
         dtype = setting.strategy.gradient_dtype or "bf16"
+        # Whole gradients are reduced once, beside the last micro-batch; shards after each.
+        windows = where(layout.zero_stage >= SHARDED_GRADIENTS, layout.micro_batches, 1)
         return self.links.step(
             gradient_bytes=self._trained_per_device() * element_bytes(dtype),
             weight_bytes=setting.counts.total / self.share * setting.weight_element_bytes,
-            window_s=micro.window_s * setting.layout.micro_batches,
+            window_s=micro.window_s * windows,
         )
 
     def update(self) -> float:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from planner.cost.columns import any_of, maximum, where
+from planner.cost.columns import any_of, maximum, minimum, where
 from planner.cost.communication import (
     all_gather_seconds,
     all_reduce_seconds,
@@ -11,7 +11,7 @@ from planner.cost.communication import (
 )
 from planner.cost.dtypes import element_bytes
 from planner.cost.equation import Ledger, Line
-from planner.cost.training_step import exposed_seconds
+from planner.cost.training_step import exposed_seconds, tax_seconds
 from planner.specs.base import OperatorClass
 from planner.workload.operators import link_for
 from planner.workload.setting import Rates, Setting
@@ -41,6 +41,17 @@ def step_line(
     return replace(line, factor=line.factor * setting.training_factor(part))
 
 
+def ring_link(setting: Setting, rates: Rates, span: float, stride: float) -> float:
+    """Return the bandwidth of a ring over ``span`` devices that takes every ``stride``-th one.
+
+    A ring enters and leaves a node once: its members there share their ports for that.
+    """
+    per_node = setting.cluster.devices_per_node
+    members = maximum(1.0, per_node / stride)
+    across = minimum(rates.link_bytes_per_s, rates.inter_node_bytes_per_s * members)
+    return where(span <= per_node, rates.link_bytes_per_s, across)
+
+
 class Exchange:
     """The exchanges of one step on one device, each recorded as it is costed."""
 
@@ -67,7 +78,7 @@ class Exchange:
             step_line(setting, "Tensor-parallel all-reduces", "tensor_parallel", "communication"),
             payload_bytes=payload_bytes,
             ranks=layout.tensor,
-            link_bytes_per_s=link_for(setting, self.rates, layout.tensor),
+            link_bytes_per_s=ring_link(setting, self.rates, layout.tensor, 1.0),
             latency_s=self.rates.latency_s,
             count=REDUCES_PER_LAYER * setting.model.num_hidden_layers / layout.pipeline,
         )
@@ -124,7 +135,7 @@ class Exchange:
         layout = self.setting.layout
         # Without replicas of shards the group spans all ranks, stage by stage.
         span = where(layout.shard > 0, layout.tensor * layout.shard_ranks, layout.devices)
-        link = link_for(self.setting, self.rates, span)
+        link = ring_link(self.setting, self.rates, span, layout.tensor * layout.context)
         links = self._gradients(gradient_bytes, link)
         gathered = layout.zero_stage >= FULL_SHARDING
         if any_of(gathered):
@@ -139,13 +150,21 @@ class Exchange:
             )
         if not any_of(links > 0):
             return 0.0
-        return self.ledger.term(
-            exposed_seconds,
-            step_line(
-                self.setting, "Exchange that work does not hide", "exchange", "communication"
-            ),
-            links_s=links,
-            window_s=OVERLAP * BACKWARD_SHARE * window_s,
+        return self._sticking_out(links, OVERLAP * BACKWARD_SHARE * window_s)
+
+    def _sticking_out(self, links_s: float, window_s: float) -> float:
+        """Cost what an exchange adds to the step: what does not fit beside work, and a tax."""
+        line = step_line(
+            self.setting, "Exchange that work does not hide", "exchange", "communication"
+        )
+        exposed = self.ledger.term(
+            exposed_seconds, line, links_s=links_s, window_s=window_s, tax_ratio=0.0
+        )
+        return exposed + self.ledger.term(
+            tax_seconds,
+            step_line(self.setting, "Work that an exchange slows", "hidden", "communication"),
+            links_s=links_s,
+            window_s=window_s,
             tax_ratio=PROCESSOR_TAX,
         )
 
@@ -166,7 +185,9 @@ class Exchange:
                 setting.line(GROUP, "Exchange between replicas", "communication"),
                 payload_bytes=gradient_bytes / layout.shard_ranks,
                 ranks=layout.replicas,
-                link_bytes_per_s=link_for(setting, self.rates, layout.devices),
+                link_bytes_per_s=ring_link(
+                    setting, self.rates, layout.devices, layout.tensor * layout.shard_ranks
+                ),
                 latency_s=self.rates.latency_s,
             )
         return seconds

@@ -81,7 +81,7 @@ def test_shards_within_a_node_leave_more_states_and_gather_over_faster_links():
     gathered = "Gathering weight shards"
 
     assert held(hybrid, "optimizer_states") == pytest.approx(4 * held(spread, "optimizer_states"))
-    assert terms(hybrid)[gathered].value < 0.5 * terms(spread)[gathered].value
+    assert terms(hybrid)[gathered].value < 0.9 * terms(spread)[gathered].value
 
 
 def test_replicas_of_shards_exchange_a_shard_each():
