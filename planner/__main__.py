@@ -13,6 +13,7 @@ from planner.api import estimate, plan
 from planner.catalog.devices import get_device, list_devices
 from planner.catalog.instances import Instance, get_instance, list_instances
 from planner.catalog.models import get_entry, get_model, list_models
+from planner.catalog.quality_fit import build_quality
 from planner.cost.parameters import count_parameters
 from planner.errors import BadRequestError, PlannerError
 from planner.exports.registry import FORMATS, export, export_case
@@ -188,9 +189,10 @@ def table_line(row: JsonObject) -> str:
     return f"{name:44} {what}  [{row.get('source') or 'no source'}]"
 
 
-def run_calibrate(sink: TextIO) -> int:
+def run_calibrate(sink: TextIO, what: str) -> int:
     """Fit the factors to the published measurements and print the factor file."""
-    sink.write(json.dumps(build_factors(), indent=1) + "\n")
+    built = build_quality() if what == "quality" else build_factors()
+    sink.write(json.dumps(built, indent=1) + "\n")
     return OK
 
 
@@ -206,7 +208,8 @@ def arguments() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("estimate", help="JSON Lines in, JSON Lines out: cost fixed strategies")
     commands.add_parser("plan", help="one JSON request in, ranked plans out")
-    commands.add_parser("calibrate", help="fit the factor file to published measurements")
+    calibrating = commands.add_parser("calibrate", help="fit factors to published measurements")
+    calibrating.add_argument("what", nargs="?", choices=("speed", "quality"), default="speed")
     commands.add_parser("accuracy", help="predicted against published, as the docs page")
     exporter = commands.add_parser("export", help="a plan as another tool's arguments")
     exporter.add_argument("--format", required=True, choices=sorted(FORMATS))
@@ -226,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "estimate": lambda: run_estimate(sys.stdin, sys.stdout),
         "plan": lambda: run_plan(sys.stdin, sys.stdout),
         "accuracy": lambda: run_accuracy(sys.stdout),
-        "calibrate": lambda: run_calibrate(sys.stdout),
+        "calibrate": lambda: run_calibrate(sys.stdout, chosen.what),
         "export": lambda: run_export(
             sys.stdin, sys.stdout, chosen.format, measure=chosen.measure, rank=chosen.rank
         ),

@@ -1,46 +1,183 @@
-"""What published tables say about the quality of a compressed model; what they do not, is said."""
+"""What a compressed model loses; what no published table says, is said instead of guessed."""
 
-from planner.catalog.reading import data_toml
+from functools import cache
+from statistics import median
+
+from planner.catalog.quality_table import family_of, fitted_quality, quality_rows
 from planner.cost.dtypes import WIDE
 from planner.specs.base import Dtype
 from planner.specs.estimate import Quality
 
-UNKNOWN = "no published perplexity table for {what} in the catalog: measure it on this model"
+UNKNOWN = "no published table of {what} in the catalog: measure it on this model"
 UNTOUCHED = (1.0, 1.0, 1.0)
+FINE_GROUP, WIDE_GROUP = 64, 1024
+LLAMA_3_VOCABULARY = 128256
+# What a dtype alone stands for; 8-bit weights lose what blocks of 32 with one scale lose.
+SCHEME_BY_DTYPE: dict[str, str] = {
+    "int8": "gguf:q8_0",
+    "nf4": "nf4",
+    "fp8": "fp8",
+    "nvfp4": "nvfp4",
+    "mxfp4": "mxfp4",
+}
+SCHEME_BY_METHOD: dict[str, str] = {
+    "nf4": "nf4",
+    "fptq": "rptq:w4a8kv8",
+    "w4a8": "rptq:w4a8kv8",
+    "w8a8": "smoothquant",
+    "qat": "llm-qat:w4a16kv16",
+}
+GROUPED_METHODS = frozenset({"gptq", "awq"})
+PRUNING_METHODS = frozenset({"sparsegpt", "wanda"})
+NAMED_METHODS = GROUPED_METHODS | PRUNING_METHODS | frozenset(SCHEME_BY_METHOD)
+DEFAULT_SPARSITY = 0.5
+BITS: dict[str, int] = {"int4": 4, "nf4": 4, "int8": 8}
+# Eight bits per cached element have no table of their own: they lose less than four, a quarter
+# of it by the square of the step, and at most as much.
+EIGHT_BIT_CACHE_SHARE = 0.25
 
 
-def _row(section: str, key: str) -> Quality:
-    found = data_toml("quality.toml").get(section, {}).get(key)
-    if found is None:
-        return Quality(evidence=(UNKNOWN.format(what=f"{section} {key}".replace("_", " ")),))
-    low, middle, high = found["perplexity_ratio"]
-    return Quality(perplexity_ratio=(low, middle, high), evidence=tuple(found["evidence"]))
+def family_of_model(name: str, model_type: str, vocab_size: int) -> str:
+    """Return the family that published tables speak of: by name, else by the config.
+
+    >>> family_of_model("custom", "llama", 128256)
+    'llama-3'
+    """
+    found = family_of(name)
+    if found != name.lower():
+        return found
+    if model_type == "llama":
+        return "llama-3" if vocab_size == LLAMA_3_VOCABULARY else "llama-2"
+    return family_of(model_type)
 
 
-def weight_quality(weight: Dtype, activation: Dtype, method: str | None) -> Quality:
-    """Return the perplexity ratio to expect of weights quantised by a method or by rounding."""
-    if method and method in data_toml("quality.toml")["methods"]:
-        return _row("methods", method)
+def weight_scheme(
+    weight: Dtype, activation: Dtype, method: str | None, group_size: int | None
+) -> str | None:
+    """Return the published scheme that stands for a format, or nothing for untouched weights."""
+    if method and (method in NAMED_METHODS or ":" in method):
+        return _scheme_of_method(method, weight, group_size)
     if weight in WIDE:
+        return None
+    if weight == activation == "int8":
+        return "smoothquant"
+    if weight == "int4":
+        return "gguf:q4_0" if (group_size or 128) <= FINE_GROUP else "rtn-4g"
+    return SCHEME_BY_DTYPE.get(weight, weight)
+
+
+def _scheme_of_method(method: str, weight: Dtype, group_size: int | None) -> str:
+    if method in GROUPED_METHODS:
+        coarse = group_size is not None and group_size >= WIDE_GROUP
+        return f"{method}-{BITS.get(weight, 4)}{'c' if coarse else 'g'}"
+    if method in PRUNING_METHODS:
+        return pruning_scheme(method, DEFAULT_SPARSITY, "unstructured")
+    return SCHEME_BY_METHOD.get(method, method.lower())
+
+
+def pruning_scheme(method: str, sparsity: float, pattern: str) -> str:
+    """Return the name of a pruning scheme, such as ``sparsegpt:0.5:2:4``."""
+    return f"{method}:{sparsity:g}:{pattern}"
+
+
+@cache
+def scheme_quality(scheme: str | None, family: str, billions: float) -> Quality:
+    """Return what a published scheme costs a family of models at a size."""
+    if scheme is None:
         return Quality(perplexity_ratio=UNTOUCHED, evidence=("weights are not quantised",))
-    key = "int8_activations" if weight == activation == "int8" else weight
-    return _row("weights", key)
+    ratio = fitted_quality().ratio(scheme, family, billions)
+    if ratio is not None:
+        return Quality(perplexity_ratio=ratio, evidence=_evidence(scheme, family))
+    scores = _scores(scheme, family)
+    if not scores:
+        return Quality(evidence=(UNKNOWN.format(what=scheme.replace("_", " ")),))
+    sources = ", ".join(_sources(scheme, "score"))
+    return Quality(
+        score_ratio=(min(scores), median(scores), max(scores)),
+        evidence=(
+            f"no perplexity table; task scores of {scheme.upper()}, {len(scores)} rows: {sources}",
+        ),
+    )
 
 
-def kv_cache_quality(kv_cache: Dtype | None) -> Quality:
-    """Return the perplexity ratio to expect of a quantised KV cache."""
+def _scores(scheme: str, family: str) -> list[float]:
+    """Return the published score ratios of a scheme: of the family where it has any."""
+    rows = [row for row in quality_rows() if row.scheme == scheme and row.metric == "score"]
+    own = [row.ratio for row in rows if row.family == family]
+    return own or [row.ratio for row in rows]
+
+
+def _sources(scheme: str, metric: str) -> list[str]:
+    return sorted({r.source for r in quality_rows() if r.scheme == scheme and r.metric == metric})
+
+
+def _evidence(scheme: str, family: str) -> tuple[str, ...]:
+    rows = [r for r in quality_rows() if r.scheme == scheme and r.metric == "perplexity"]
+    sources = ", ".join(_sources(scheme, "perplexity"))
+    told = f"published perplexities of {scheme.upper()}, {len(rows)} rows: {sources}"
+    if not fitted_quality().is_borrowed(scheme, family):
+        return (told,)
+    others = ", ".join(sorted({row.family for row in rows}))
+    return (told, f"none is of {family}: borrowed from {others}, with a wider interval")
+
+
+def weight_quality(
+    weight: Dtype,
+    activation: Dtype,
+    method: str | None,
+    *,
+    family: str = "llama-2",
+    billions: float = 7.0,
+    group_size: int | None = None,
+) -> Quality:
+    """Return what weights lose that are quantised by a method, or by rounding."""
+    scheme = weight_scheme(weight, activation, method, group_size)
+    return scheme_quality(scheme, family, billions)
+
+
+def kv_cache_quality(
+    kv_cache: Dtype | None, *, family: str = "llama-2", billions: float = 7.0
+) -> Quality:
+    """Return what a quantised KV cache loses."""
     if kv_cache is None or kv_cache in WIDE:
         return Quality(perplexity_ratio=UNTOUCHED)
-    return _row("kv_cache", kv_cache)
-
-
-def combined_quality(weights: Quality, kv_cache: Quality) -> Quality:
-    """Return both effects together: ratios multiply, and one unknown makes the whole unknown."""
-    evidence = (*weights.evidence, *kv_cache.evidence)
-    if weights.perplexity_ratio is None or kv_cache.perplexity_ratio is None:
-        return Quality(evidence=evidence)
-    low, middle, high = (
-        left * right
-        for left, right in zip(weights.perplexity_ratio, kv_cache.perplexity_ratio, strict=True)
+    if kv_cache != "int8":
+        return scheme_quality(f"kv:{kv_cache}", family, billions)
+    four = scheme_quality("kv:int4", family, billions)
+    _, middle, _ = four.perplexity_ratio or UNTOUCHED
+    expected = 1.0 + EIGHT_BIT_CACHE_SHARE * (middle - 1.0)
+    return Quality(
+        perplexity_ratio=(1.0, expected, middle),
+        evidence=("no table of 8-bit integer caches; at most what 4 bits lose:", *four.evidence),
     )
-    return Quality(perplexity_ratio=(low, middle, high), evidence=evidence)
+
+
+def pruning_quality(
+    sparsity: float | None, *, method: str, pattern: str, family: str, billions: float
+) -> Quality:
+    """Return what zeroed weights lose; an untabled share of zeros is said to be unknown."""
+    if not sparsity:
+        return Quality(perplexity_ratio=UNTOUCHED)
+    return scheme_quality(pruning_scheme(method, sparsity, pattern), family, billions)
+
+
+def combined_quality(*parts: Quality) -> Quality:
+    """Return all effects together: ratios multiply, and one unknown makes the whole unknown."""
+    evidence = tuple(line for part in parts for line in part.evidence)
+    ratios = [part.perplexity_ratio for part in parts]
+    if all(ratios):
+        return Quality(perplexity_ratio=_product(ratios), evidence=evidence)
+    losses = [part.as_score for part in parts]
+    if all(losses):
+        return Quality(score_ratio=_product(losses), evidence=evidence)
+    return Quality(evidence=evidence)
+
+
+def _product(
+    ratios: list[tuple[float, float, float] | None],
+) -> tuple[float, float, float]:
+    low = middle = high = 1.0
+    for ratio in ratios:
+        if ratio is not None:
+            low, middle, high = low * ratio[0], middle * ratio[1], high * ratio[2]
+    return low, middle, high

@@ -20,9 +20,7 @@ def figure(estimate: Estimate, name: str) -> float | None:
     if name == "per_device_peak_bytes":
         return float(estimate.memory.per_device_peak_bytes)
     if name == "quality_loss_ratio":
-        quality = estimate.quality
-        ratio = quality.perplexity_ratio if quality else None
-        return ratio[1] - 1 if ratio else None
+        return estimate.quality.loss_ratio if estimate.quality else 0.0
     source = estimate if name in OWN_FIGURES else estimate.performance
     value = getattr(source, name)
     return None if value is None else float(value)

@@ -31,9 +31,8 @@ def perplexity_ratio(estimate: Estimate) -> float:
     quality = estimate.quality
     if quality is None:
         return 1.0
-    if quality.perplexity_ratio is None:
-        return UNKNOWN_PERPLEXITY_RATIO
-    return quality.perplexity_ratio[1]
+    loss = quality.loss_ratio
+    return UNKNOWN_PERPLEXITY_RATIO if loss is None else 1 + loss
 
 
 def speed(estimate: Estimate) -> float:

@@ -94,10 +94,30 @@ class Performance(SparseSpec):
 
 
 class Quality(SparseSpec):
-    """How much worse the compressed model is; ``perplexity_ratio`` is low, middle, high."""
+    """How much worse the compressed model is, each figure as low, middle, high.
+
+    ``perplexity_ratio`` is over its own baseline (more is worse); ``score_ratio`` is that of task
+    scores (less is worse), where no table of perplexities exists.
+    """
 
     perplexity_ratio: tuple[float, float, float] | None = None
+    score_ratio: tuple[float, float, float] | None = None
     evidence: tuple[str, ...] = ()
+
+    @property
+    def as_score(self) -> tuple[float, float, float] | None:
+        """Return the loss as a ratio of scores: a perplexity ratio counts by its inverse."""
+        if self.perplexity_ratio is None:
+            return self.score_ratio
+        low, middle, high = self.perplexity_ratio
+        return 1 / high, 1 / middle, 1 / low
+
+    @property
+    def loss_ratio(self) -> float | None:
+        """Return the expected share that is lost, or nothing where no table tells."""
+        if self.perplexity_ratio is not None:
+            return self.perplexity_ratio[1] - 1
+        return None if self.score_ratio is None else 1 - self.score_ratio[1]
 
 
 class Estimate(SparseSpec):

@@ -1,7 +1,13 @@
 """From a request to an answer: resolve, cost, explain."""
 
 from planner.catalog.engines import calibration_name
-from planner.catalog.quality import combined_quality, kv_cache_quality, weight_quality
+from planner.catalog.quality import (
+    combined_quality,
+    family_of_model,
+    kv_cache_quality,
+    pruning_quality,
+    weight_quality,
+)
 from planner.cost.energy import joules_per_token, usd_per_million_tokens
 from planner.cost.equation import Ledger, Line, Origin
 from planner.specs.base import Dtype
@@ -23,6 +29,7 @@ from planner.workload.train import train
 
 GROUP = "energy"
 GIB = 1024**3
+BILLION = 1e9
 
 
 def estimate_request(request: EstimateRequest, *, explain: bool = True) -> Estimate:
@@ -127,13 +134,32 @@ def _quality(setting: Setting) -> Quality | None:
     workload, strategy = setting.workload, setting.strategy
     if isinstance(workload, TrainWorkload):
         return None
+    model = setting.model
+    family = family_of_model(model.id, model.model_type, model.vocab_size)
+    billions = setting.counts.total / BILLION
     if isinstance(workload, CompressWorkload):
         dtype = _stored_as(setting, target_dtype(workload))
-        return weight_quality(dtype, "bf16", workload.method)
+        group = workload.group_size or strategy.group_size
+        return weight_quality(
+            dtype, "bf16", workload.method, family=family, billions=billions, group_size=group
+        )
     weights = weight_quality(
-        _stored_as(setting, setting.weight_dtype), setting.activation_dtype, strategy.quantization
+        _stored_as(setting, setting.weight_dtype),
+        setting.activation_dtype,
+        strategy.quantization,
+        family=family,
+        billions=billions,
+        group_size=strategy.group_size,
     )
-    return combined_quality(weights, kv_cache_quality(strategy.kv_cache_dtype))
+    zeros = pruning_quality(
+        strategy.sparsity,
+        method="sparsegpt",
+        pattern="unstructured",
+        family=family,
+        billions=billions,
+    )
+    cache = kv_cache_quality(strategy.kv_cache_dtype, family=family, billions=billions)
+    return combined_quality(weights, zeros, cache)
 
 
 def _stored_as(setting: Setting, dtype: Dtype) -> Dtype:

@@ -61,7 +61,7 @@ def test_eager_kernels_dequantise_so_that_fewer_bits_save_memory_but_no_time(dty
 
 
 def test_int4_stands_for_nf4_in_our_own_runner_and_its_evidence_is_nf4s():
-    assert "nf4" in on_cpu("int4").quality.evidence[0]
+    assert "NF4" in on_cpu("int4").quality.evidence[0]
 
 
 def test_measured_rates_are_said_to_be_measured_with_their_date():
