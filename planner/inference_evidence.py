@@ -7,7 +7,7 @@ The table holds one metric a row. ``speed_rows`` yields those that say enough to
 import re
 from collections.abc import Iterator
 
-from planner.evidence import Row, number, table
+from planner.evidence import COVERED_SINCE_THE_FIT, Row, number, table
 from planner.specs.base import JsonObject
 
 TABLE = "inference_other"
@@ -127,6 +127,8 @@ def speed_rows() -> Iterator[Row]:
         threads = MOST_THREADS.fullmatch(row["mode"])
         starved = threads is not None and int(threads[1]) < FEW_THREADS
         if row["metric"] not in SPEEDS or not format_of(row) or starved:
+            continue
+        if row["model"] in COVERED_SINCE_THE_FIT:
             continue
         odd = ("SUSPECT" in row["notes"], "speculative" in row["mode"], "beams=4" in row["mode"])
         throttled = "Raspberry" in row["notes"] or "experts" in row["weight_dtype"]

@@ -4,66 +4,37 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from planner.catalog.config_reader import ConfigReader
+from planner.catalog.experts import read_experts
 from planner.catalog.families import FAMILIES, NOT_COVERED, Family
+from planner.catalog.layer_groups import layer_types, read_layer_groups
+from planner.catalog.published_weights import read_published_weights
 from planner.errors import BadConfigError, NotCoveredError
-from planner.specs.model import AttentionLayers, ModelSpec
+from planner.specs.model import ModelSpec
 
 DEFAULT_CONTEXT = 2048
+# An unknown family with all of these and none of those is read as a gated dense decoder.
+PLAIN_DECODER = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "vocab_size",
+    "hidden_act",
+)
+NOT_PLAIN = ("num_experts", "kv_lora_rank", "ssm_state_size", "layers_block_type", "is_encoder")
+UNKNOWN_FAMILY = Family(output_bias_follows=True)
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-MOE_REQUIRED = ("num_experts", "num_experts_per_tok")
-OTHER_SPELLINGS = {"num_experts": "num_local_experts", "torch_dtype": "dtype"}
-CONFIG_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-QUANT_DTYPES = {"fp8": "fp8", "nvfp4": "nvfp4", "mxfp4": "mxfp4", "awq": "int4", "gptq": "int4"}
 
 
-class ConfigReader:
-    """A config with the family's own spelling of the common names."""
+def _family_of(reader: ConfigReader) -> Family:
+    """Return the structure of a config's family, or of a plain decoder for an unknown one.
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        self.outer = config
-        self.config: dict[str, Any] = {**config, **config.get("text_config", {})}
-        self.model_type = self._model_type()
-        self.family = _family_of(self.model_type)
-
-    def _model_type(self) -> str:
-        model_type = self.config.get("model_type")
-        if not isinstance(model_type, str):
-            raise BadConfigError(
-                "config.json has no model_type: give the file as Hugging Face writes it, "
-                "or the explicit fields of a ModelSpec",
-                "model.model_type",
-            )
-        return model_type
-
-    def get(self, name: str) -> Any:  # noqa: ANN401 - a JSON value may be of any type
-        """Return a field by its common name, or nothing when the config leaves it out."""
-        own = self.family.names.get(name, name)
-        spellings = (own, name, OTHER_SPELLINGS.get(name, name))
-        return next((self.config[key] for key in spellings if key in self.config), None)
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        """Return a positive whole number, or raise with the config's own name of the field."""
-        value = self.get(name)
-        if value is None:
-            value = default
-        own = self.family.names.get(name, name)
-        if value is None:
-            raise BadConfigError(
-                f"config.json of model_type {self.model_type} lacks {own}", f"model.{own}"
-            )
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise BadConfigError(
-                f"{own} is {value!r}: it must be a whole number of at least 0", f"model.{own}"
-            )
-        return value
-
-    def flag(self, name: str, *, default: bool) -> bool:
-        """Return a boolean, or the family's default when the config leaves it out."""
-        value = self.get(name)
-        return default if value is None else bool(value)
-
-
-def _family_of(model_type: str) -> Family:
+    Raises:
+        NotCoveredError: the family is known to need formulas that the planner does not have.
+        BadConfigError: an unknown family does not spell out what a plain decoder has.
+    """
+    model_type = reader.model_type
     if model_type in FAMILIES:
         return FAMILIES[model_type]
     if model_type in NOT_COVERED:
@@ -71,12 +42,16 @@ def _family_of(model_type: str) -> Family:
             f"model_type {model_type} is not covered yet: it has {NOT_COVERED[model_type]}",
             "model.model_type",
         )
-    known = ", ".join(sorted(FAMILIES))
-    raise BadConfigError(
-        f"model_type {model_type!r} is not known: covered are {known}; a dense decoder of "
-        "another name can be given by the explicit fields of a ModelSpec",
-        "model.model_type",
-    )
+    missing = [name for name in PLAIN_DECODER if reader.get(name) is None]
+    if missing or any(reader.has(name) for name in NOT_PLAIN):
+        known = ", ".join(sorted(FAMILIES))
+        raise BadConfigError(
+            f"model_type {model_type!r} is not known: covered are {known}; a dense decoder of "
+            f"another name needs at least {', '.join(PLAIN_DECODER)}, or the explicit fields of "
+            "a ModelSpec",
+            "model.model_type",
+        )
+    return UNKNOWN_FAMILY
 
 
 def model_from_config(config: dict[str, Any], model_id: str = "custom") -> ModelSpec:
@@ -89,14 +64,25 @@ def model_from_config(config: dict[str, Any], model_id: str = "custom") -> Model
         NotCoveredError: the family needs formulas that the planner does not have.
     """
     reader = ConfigReader(config)
-    missing = [reader.family.names.get(n, n) for n in REQUIRED if reader.get(n) is None]
+    family = _family_of(reader)
+    reader.names = family.names
+    reader.config = {**family.defaults, **reader.config}
+    missing = [reader.spelling(name) for name in REQUIRED if reader.get(name) is None]
     if missing:
         raise BadConfigError(
             f"config.json of model_type {reader.model_type} lacks {', '.join(missing)}",
             f"model.{missing[0]}",
         )
-    fields = {**_shape(reader), **_structure(reader), **_experts(reader), **_published(reader)}
+    for name in REQUIRED:
+        _at_least_one(reader, name)
     try:
+        fields = {
+            **_shape(reader, family),
+            **_structure(reader, family),
+            **read_experts(reader, family),
+            **read_published_weights(reader),
+            "note": _note(reader, family),
+        }
         return ModelSpec(id=model_id, model_type=reader.model_type, **fields)
     except ValidationError as error:
         first = error.errors()[0]
@@ -106,26 +92,59 @@ def model_from_config(config: dict[str, Any], model_id: str = "custom") -> Model
         ) from error
 
 
-def _shape(reader: ConfigReader) -> dict[str, Any]:
+def _note(reader: ConfigReader, family: Family) -> str | None:
+    if family is not UNKNOWN_FAMILY:
+        return None
+    return (
+        f"model_type {reader.model_type} is not known: it is read as a dense decoder with gated "
+        "feed-forward blocks, two norms a layer and no biases but those that its config names"
+    )
+
+
+def _at_least_one(reader: ConfigReader, name: str) -> None:
+    if reader.integer(name) == 0:
+        own = reader.spelling(name)
+        raise BadConfigError(f"{own} is 0: it must be at least 1", f"model.{own}")
+
+
+def _shape(reader: ConfigReader, family: Family) -> dict[str, Any]:
     hidden, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
-    multiple = reader.family.default_ffn_multiple
-    ffn_default = hidden * multiple if multiple else None
-    if reader.model_type == "mpt":
-        ffn_default = int(hidden * float(reader.config.get("expansion_ratio", 4)))
-    gate_and_up = 2 if reader.family.fused_gate_width else 1
-    if heads == 0:
-        raise BadConfigError("num_attention_heads is 0: it must be at least 1", "model.config")
+    gate_and_up = 2 if family.fused_gate_width else 1
+    groups = read_layer_groups(reader, family)
     return {
         "hidden_size": hidden,
-        "intermediate_size": reader.integer("intermediate_size", ffn_default) // gate_and_up,
+        "intermediate_size": _intermediate_size(reader, family) // gate_and_up,
         "num_hidden_layers": reader.integer("num_hidden_layers"),
         "num_attention_heads": heads,
         "num_key_value_heads": _key_value_heads(reader, heads),
-        "head_dim": reader.integer("head_dim", hidden // heads),
+        "head_dim": _head_dim(reader, hidden // heads),
         "vocab_size": reader.integer("vocab_size"),
         "max_position_embeddings": reader.integer("max_position_embeddings", DEFAULT_CONTEXT),
-        "attention_layers": _attention_layers(reader),
+        "attention_layers": groups,
+        "num_layers_without_feed_forward": _layers_without_feed_forward(reader),
     }
+
+
+def _intermediate_size(reader: ConfigReader, family: Family) -> int:
+    hidden, multiple = reader.integer("hidden_size"), family.default_ffn_multiple
+    default = hidden * multiple if multiple else None
+    if reader.model_type == "mpt":
+        default = int(hidden * float(reader.config.get("expansion_ratio", 4)))
+    return reader.integer("intermediate_size", 0 if family.sparse and not default else default)
+
+
+def _head_dim(reader: ConfigReader, default: int) -> int:
+    """Return the width of a query; with latent attention that of both its parts."""
+    if reader.has("kv_lora_rank"):
+        return reader.integer("qk_nope_head_dim") + reader.integer("qk_rope_head_dim")
+    return reader.integer("head_dim", default)
+
+
+def _layers_without_feed_forward(reader: ConfigReader) -> int:
+    """Return how many layers of a one-letter pattern mix tokens and do nothing else."""
+    named = layer_types(reader)
+    alone = {"moe", "mlp"}
+    return sum(name not in alone for name in named) if alone & set(named) else 0
 
 
 def _key_value_heads(reader: ConfigReader, heads: int) -> int:
@@ -136,30 +155,8 @@ def _key_value_heads(reader: ConfigReader, heads: int) -> int:
     return 1 if reader.config.get("multi_query", True) else heads
 
 
-def _attention_layers(reader: ConfigReader) -> tuple[AttentionLayers, ...]:
-    window = reader.get("sliding_window")
-    layers = reader.integer("num_hidden_layers")
-    if not window or not reader.flag("use_sliding_window", default=True):
-        return ()
-    kinds = reader.get("layer_types")
-    if kinds:
-        sliding = sum(kind == "sliding_attention" for kind in kinds)
-    elif reader.family.alternate_sliding:
-        sliding = (layers + 1) // 2
-    else:
-        sliding = layers
-    groups = []
-    if sliding:
-        groups.append(AttentionLayers(kind="sliding", count=sliding, window=int(window)))
-    if layers > sliding:
-        groups.append(AttentionLayers(count=layers - sliding))
-    return tuple(groups)
-
-
-def _structure(reader: ConfigReader) -> dict[str, Any]:
-    family = reader.family
+def _structure(reader: ConfigReader, family: Family) -> dict[str, Any]:
     bias = reader.flag("attention_bias", default=family.attention_bias)
-    follows = reader.model_type in {"llama", "qwen3", "qwen3_moe"}
     norms = family.norms_per_layer
     if reader.model_type == "falcon" and not reader.config.get("new_decoder_architecture"):
         norms = 1 if reader.config.get("parallel_attn", True) else 2
@@ -172,37 +169,12 @@ def _structure(reader: ConfigReader) -> dict[str, Any]:
         "norm_bias": family.norm_bias,
         "norms_per_layer": norms,
         "qk_norm": family.qk_norm,
+        "qk_norm_width": family.qk_norm_width,
         "attention_bias": bias,
-        "attention_output_bias": bias if follows else family.attention_output_bias,
+        "attention_output_bias": bias
+        if family.output_bias_follows
+        else family.attention_output_bias,
         "mlp_bias": reader.flag("mlp_bias", default=family.mlp_bias),
         "lm_head_bias": family.lm_head_bias,
         "learned_positions": 0 if offset is None else context + offset,
-    }
-
-
-def _experts(reader: ConfigReader) -> dict[str, Any]:
-    if not reader.family.sparse:
-        return {}
-    for name in MOE_REQUIRED:
-        reader.integer(name)
-    layers, step = reader.integer("num_hidden_layers"), reader.config.get("decoder_sparse_step", 1)
-    dense = set(reader.config.get("mlp_only_layers") or ())
-    dense |= {layer for layer in range(layers) if (layer + 1) % int(step) != 0}
-    return {
-        "num_experts": reader.integer("num_experts"),
-        "num_experts_per_tok": reader.integer("num_experts_per_tok"),
-        "moe_intermediate_size": reader.integer(
-            "moe_intermediate_size", reader.integer("intermediate_size")
-        ),
-        "num_dense_layers": len(dense),
-    }
-
-
-def _published(reader: ConfigReader) -> dict[str, Any]:
-    dtype = reader.get("torch_dtype") or reader.get("dtype")
-    quant = reader.outer.get("quantization_config") or {}
-    method = str(quant.get("quant_algo") or quant.get("quant_method") or "").lower()
-    return {
-        "weight_dtype": QUANT_DTYPES.get(method, CONFIG_DTYPES.get(str(dtype))),
-        "quantization": method or None,
     }

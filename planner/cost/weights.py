@@ -76,6 +76,16 @@ def weight_bytes(  # noqa: PLR0913 - one argument per symbol of the equation
     return linear * weight_bytes_per_element + plain_bytes
 
 
+@equation(
+    "W = n_linear · B_w",
+    unit="B",
+    symbols={"linear": "n_linear", "weight_bytes_per_element": "B_w"},
+)
+def linear_bytes(*, linear: Quantity, weight_bytes_per_element: Quantity) -> Quantity:
+    """Return the bytes of linear weights that a checkpoint stores in a format of their own."""
+    return linear * weight_bytes_per_element
+
+
 def kv_heads_share(num_kv_heads: Quantity, tensor_parallel_size: Quantity) -> Quantity:
     """Return the share of the KV heads on one rank: at least one whole head."""
     return maximum(num_kv_heads / tensor_parallel_size, 1.0) / num_kv_heads

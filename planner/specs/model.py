@@ -86,6 +86,7 @@ class ModelSpec(SparseSpec):
         default={}, description="parts that the checkpoint stores in another dtype"
     )
     quantization: str | None = Field(default=None, description="of the published checkpoint")
+    note: str | None = Field(default=None, description="what was assumed of an unknown family")
     source: str | None = None
     as_of: str | None = None
 

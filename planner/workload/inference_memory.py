@@ -6,9 +6,11 @@ from planner.cost.activations import inference_activation_bytes, inference_eleme
 from planner.cost.equation import Ledger, Unrecorded
 from planner.cost.kv_cache import cache_bytes, layer_tokens
 from planner.cost.memory import MemoryUse, StageMemory
+from planner.cost.weight_formats import WeightFormat
 from planner.cost.weights import (
     alike_stages,
     key_value_share,
+    linear_bytes,
     linear_parameters_per_rank,
     stage_layers,
     stage_vocabulary,
@@ -78,27 +80,43 @@ def stage_weight_bytes(setting: Setting, ledger: Ledger, stage: int) -> float:
     counts, layout, model = setting.counts, setting.layout, setting.model
     share = stage_layers(model.num_hidden_layers, layout.pipeline)[stage]
     portion = share / model.num_hidden_layers
-    linear = ledger.term(
-        linear_parameters_per_rank,
-        setting.line(GROUP, "Linear weights per device"),
-        split=(counts.query_output + counts.feed_forward) * portion,
-        key_value=counts.key_value * portion,
-        experts=counts.experts * portion,
-        tensor_parallel_size=layout.tensor,
-        kv_share=key_value_share(model, layout.tensor),
-        expert_ranks=layout.expert_group,
-        replicated=counts.replicated * portion,
-    )
-    return ledger.term(
+    main, *others = setting.weight_formats
+    held = ledger.term(
         weight_bytes,
         setting.line(GROUP, "Weights", key="weights"),
-        linear=linear,
+        linear=_stage_linear(setting, ledger, main, portion),
         small=counts.small * portion,
         vocabulary=stage_vocabulary(model, stage, layout.pipeline),
         tensor_parallel_size=layout.tensor,
         weight_bytes_per_element=setting.weight_element_bytes,
         plain_bytes_per_element=setting.plain_element_bytes,
         vocabulary_bytes_per_element=setting.vocabulary_element_bytes,
+    )
+    for other in others:
+        held = held + ledger.term(
+            linear_bytes,
+            setting.line(GROUP, f"Weights kept in {other.dtype}", key="weights"),
+            linear=_stage_linear(setting, ledger, other, portion),
+            weight_bytes_per_element=other.element_bytes,
+        )
+    return held
+
+
+def _stage_linear(setting: Setting, ledger: Ledger, stored: WeightFormat, portion: float) -> float:
+    """Return the linear weights in one format on one device of a stage."""
+    counts, layout = setting.counts, setting.layout
+    attention, dense = stored.share("attention"), stored.share("feed_forward")
+    split = attention * counts.query_output + dense * counts.feed_forward
+    return ledger.term(
+        linear_parameters_per_rank,
+        setting.line(GROUP, "Linear weights per device"),
+        split=split * portion,
+        key_value=attention * counts.key_value * portion,
+        experts=stored.share("experts") * counts.experts * portion,
+        tensor_parallel_size=layout.tensor,
+        kv_share=key_value_share(setting.model, layout.tensor),
+        expert_ranks=layout.expert_group,
+        replicated=attention * counts.replicated * portion,
     )
 
 

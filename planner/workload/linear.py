@@ -1,6 +1,7 @@
 """The matrix products of one pass: layers, output head, and unpacking weights before them."""
 
 from planner.cost.roofline import memory_seconds
+from planner.cost.weight_formats import WeightFormat
 from planner.cost.weights import key_value_share, linear_parameters_per_rank
 from planner.workload.operators import Operation, Part
 from planner.workload.setting import Setting
@@ -20,15 +21,36 @@ def linear(run: Operation) -> Part:
         expert_ranks=layout.expert_group,
         replicated=counts.replicated,
     )
-    moved = used * read_bytes_per_weight(setting) * run.work.steps
+    moved = _bytes_read(run, used) * run.work.steps
     return run.matmul("Linear layers", "linear", used, run.work.new_tokens, moved)
 
 
-def read_bytes_per_weight(setting: Setting) -> float:
+def _bytes_read(run: Operation, used: float) -> float:
+    """Return the bytes of the weights that every token visits, each part in its own format."""
+    setting, counts, layout = run.setting, run.setting.counts, run.setting.layout
+    attention, dense = setting.format_of("attention"), setting.format_of("feed_forward")
+    if attention == dense:
+        return used * read_bytes_per_weight(setting, dense)
+    of_attention = run.ledger.term(
+        linear_parameters_per_rank,
+        setting.line(run.work.group, "Attention weights that the pass reads", key="linear_read"),
+        split=counts.query_output,
+        key_value=counts.key_value,
+        experts=0,
+        tensor_parallel_size=layout.tensor,
+        kv_share=key_value_share(setting.model, layout.tensor),
+        expert_ranks=layout.expert_group,
+        replicated=counts.replicated,
+    )
+    rest = (used - of_attention) * read_bytes_per_weight(setting, dense)
+    return rest + of_attention * read_bytes_per_weight(setting, attention)
+
+
+def read_bytes_per_weight(setting: Setting, stored: WeightFormat) -> float:
     """Return the bytes that a product reads per weight: 16 bits after dequantising."""
-    if setting.weight_dtype in setting.engine.dequantise_ops:
+    if stored.dtype in setting.engine.dequantise_ops:
         return setting.plain_element_bytes
-    return setting.weight_element_bytes
+    return stored.element_bytes
 
 
 def dequantise(run: Operation) -> Part:

@@ -36,5 +36,5 @@ def experts(run: Operation) -> Part:
         parameters=held,
         num_tokens=visits,
     )
-    moved = held * read * steps * read_bytes_per_weight(setting)
+    moved = held * read * steps * read_bytes_per_weight(setting, setting.format_of("experts"))
     return run.roofline(("Experts", "linear", "experts"), flops, moved)

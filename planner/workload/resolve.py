@@ -53,7 +53,7 @@ FORMAT_BY_QUANTIZATION: dict[str, tuple[Dtype, Dtype]] = {
     "fp8": ("fp8", "fp8"),
     "nvfp4": ("nvfp4", "nvfp4"),
 }
-EIGHT_BIT_FLOATS = {"fp8", "nvfp4", "mxfp4"}
+EIGHT_BIT_FLOATS = {"fp8", "nvfp4"}
 
 
 def resolve_model(model: str | ModelSpec | dict[str, Any]) -> ModelSpec:
@@ -217,7 +217,7 @@ def _filled(
     fields: dict[str, object] = {
         "weight_dtype": weight,
         "activation_dtype": activation,
-        "group_size": given.group_size or _default_group(weight, engine),
+        "group_size": given.group_size or _default_group(model, weight, engine),
         "data_parallel_size": layout.data,
         "tensor_parallel_size": layout.tensor,
         "pipeline_parallel_size": layout.pipeline,
@@ -259,7 +259,9 @@ def _default_activation_dtype(weight: Dtype) -> Dtype:
     return unquantised_dtype(weight)
 
 
-def _default_group(weight: Dtype, engine: Engine) -> int | None:
+def _default_group(model: ModelSpec, weight: Dtype, engine: Engine) -> int | None:
+    if model.group_size and weight == model.weight_dtype:
+        return model.group_size
     if weight in {"int4", "nf4"}:
         return RUNNER_INT4_GROUP if engine.role == "runner" or weight == "nf4" else 128
     return None
@@ -317,6 +319,8 @@ def _warn(setting: Setting, request: EstimateRequest) -> None:
     reason = reason_against(sparsity, setting.engine.key, setting.device) if sparsity else ""
     if reason:
         add(f"sparsity {sparsity:g} saves neither time nor memory here: {reason}")
+    if setting.model.note:
+        add(setting.model.note)
     unused = request.cluster.num_devices - setting.layout.devices
     if unused:
         add(f"{unused} of {request.cluster.num_devices} devices stay unused")

@@ -18,11 +18,12 @@ from planner.cost.equation import Line, Origin
 from planner.cost.parameters import ParameterCounts
 from planner.cost.queueing import ArrivalHabits
 from planner.cost.sparsity import runs_sparse, stored_bits
+from planner.cost.weight_formats import WeightFormat, formats_of
 from planner.errors import BadRequestError
 from planner.specs.base import Dtype, OperatorClass
 from planner.specs.calibration import HostCalibration
 from planner.specs.cluster import ClusterSpec, DeviceSpec
-from planner.specs.model import ModelSpec
+from planner.specs.model import ModelSpec, WeightPart
 from planner.specs.strategy import OffloadSpec, Strategy
 from planner.specs.workload import Workload
 
@@ -151,6 +152,20 @@ class Setting:
     def skips_zeros(self) -> bool:
         """Return whether kernels use the zeros of pruned weights."""
         return runs_sparse(self.strategy.sparsity or 0.0, self.engine.key, self.device)
+
+    @cached_property
+    def weight_formats(self) -> tuple[WeightFormat, ...]:
+        """Return in which formats the parts of the layers are stored, the main one first.
+
+        A strategy that takes the checkpoint as published keeps its wider parts.
+        """
+        own = self.packed is not None or self.weight_dtype != self.model.weight_dtype
+        kept = {} if own else self.model.part_dtypes
+        return formats_of(self.weight_dtype, self.weight_element_bytes, kept)
+
+    def format_of(self, part: WeightPart) -> WeightFormat:
+        """Return in which format a part of the layers is stored."""
+        return next(stored for stored in self.weight_formats if part in stored.parts)
 
     @cached_property
     def plain_element_bytes(self) -> float:

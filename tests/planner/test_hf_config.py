@@ -7,7 +7,7 @@ import pytest
 
 from planner.catalog.models import model_from_config
 from planner.errors import BadConfigError, NotCoveredError
-from tests.planner.asking import TINY
+from tests.planner.asking import TINY, ask
 
 CONFIGS = Path("planner/catalog/data/configs")
 
@@ -52,9 +52,79 @@ def test_an_unknown_family_lists_the_known_ones():
         model_from_config({**TINY, "model_type": "mamba9"})
 
 
+def test_an_unknown_family_that_spells_a_plain_decoder_out_is_read_as_one():
+    config = {**TINY, "model_type": "brand_new", "hidden_act": "silu"}
+    model = model_from_config(config)
+
+    assert model.intermediate_size == TINY["intermediate_size"]
+    assert "brand_new is not known: it is read as a dense decoder" in model.note
+
+
+def test_an_estimate_warns_of_a_family_that_had_to_be_guessed():
+    config = {**TINY, "model_type": "brand_new", "hidden_act": "silu"}
+
+    assert any("brand_new" in warning for warning in ask(model=config).warnings)
+
+
+@pytest.mark.parametrize("name", ["num_experts", "kv_lora_rank", "ssm_state_size"])
+def test_an_unknown_family_with_more_than_a_plain_decoder_is_refused(name):
+    config = {**TINY, "model_type": "brand_new", "hidden_act": "silu", name: 8}
+
+    with pytest.raises(BadConfigError, match="'brand_new' is not known"):
+        model_from_config(config)
+
+
+def test_heads_that_no_key_value_head_count_divides_are_refused_by_name():
+    with pytest.raises(BadConfigError, match="num_key_value_heads is 3"):
+        model_from_config({**TINY, "num_key_value_heads": 3})
+
+
+def test_a_list_of_layer_kinds_that_is_too_short_is_refused():
+    config = {**TINY, "layer_types": ["full_attention"] * 5, "sliding_window": 8}
+
+    with pytest.raises(BadConfigError, match="layer_types has 5 entries, but the model has 6"):
+        model_from_config(config)
+
+
+def test_an_unknown_kind_of_layer_is_refused_by_name():
+    config = {**TINY, "layer_types": ["telepathy"] * 6}
+
+    with pytest.raises(BadConfigError, match="layer_types names telepathy"):
+        model_from_config(config)
+
+
+def test_recurrent_layers_of_a_family_without_any_are_refused():
+    config = {**TINY, "layer_types": ["linear_attention"] * 6}
+
+    with pytest.raises(BadConfigError, match="recurrent layers"):
+        model_from_config(config)
+
+
+def test_entries_past_the_last_layer_describe_predictors_and_are_left_out():
+    config = {**TINY, "sliding_window": 8}
+    config["layer_types"] = ["full_attention"] * 6 + ["sliding_attention"] * 2
+
+    assert model_from_config(config).attention_layers == ()
+
+
+def test_gemma_3_slides_in_five_of_six_layers():
+    config = {**TINY, "model_type": "gemma3_text", "sliding_window": 64}
+
+    groups = model_from_config(config).attention_layers
+
+    assert [(group.kind, group.count) for group in groups] == [("sliding", 5), ("full", 1)]
+
+
+def test_what_gemma_3_configs_leave_out_is_filled_in_as_its_own_code_does():
+    config = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240}
+    model = model_from_config({**config, "num_hidden_layers": 34, "sliding_window": 1024})
+
+    assert (model.num_attention_heads, model.head_dim, model.vocab_size) == (8, 256, 262208)
+
+
 def test_a_family_without_formulas_is_refused_by_what_it_lacks():
-    with pytest.raises(NotCoveredError, match="multi-head latent attention"):
-        model_from_config({**TINY, "model_type": "deepseek_v3"})
+    with pytest.raises(NotCoveredError, match="a different shape in each layer"):
+        model_from_config({**TINY, "model_type": "nemotron-nas"})
 
 
 @pytest.mark.parametrize("wrong", [-1, "many", 2.5, True])

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from planner.api import estimate
-from planner.errors import PlannerError
 from planner.specs.estimate import EstimateRequest
 
 ROWS = Path("planner/validation/serving_dense.csv")
-UNCOVERED = ["Qwen/Qwen3.5-397B-A17B", "deepseek-ai/DeepSeek-R1", "nvidia/DeepSeek-V3.1-NVFP4"]
+HYBRID = ["Qwen/Qwen3.5-397B-A17B", "deepseek-ai/DeepSeek-R1", "nvidia/DeepSeek-V3.1-NVFP4"]
 
 
 def rows():
@@ -114,7 +113,8 @@ def test_a_sparse_row_of_a_covered_family_is_answered():
     assert found.performance.tpot_seconds > 0
 
 
-@pytest.mark.parametrize("model", UNCOVERED)
-def test_a_row_of_an_uncovered_model_is_refused_by_name(model):
-    with pytest.raises(PlannerError, match=model):
-        estimate(request_for(sparse_row(model, "fp8")))
+@pytest.mark.parametrize("model", HYBRID)
+def test_rows_of_latent_and_recurrent_models_are_answered(model):
+    found = estimate(request_for({**sparse_row(model, "fp8"), "num_gpus": 16, "tp": 16}))
+
+    assert found.performance.tpot_seconds > 0

@@ -1,0 +1,183 @@
+"""Read from a config which layers look at what, and keep what of it.
+
+What the config says of each layer decides; the family only tells what its configs leave out.
+"""
+
+from collections import Counter
+from typing import Any
+
+from planner.catalog.config_reader import ConfigReader
+from planner.catalog.families import Family
+from planner.errors import BadConfigError
+from planner.specs.layers import (
+    AttentionLayers,
+    IndexLayers,
+    LatentLayers,
+    LayerGroup,
+    NoMixingLayers,
+)
+
+# What configs call the kinds of layers.
+KINDS = {
+    "full": "full",
+    "full_attention": "full",
+    "attention": "full",
+    "indexed_attention": "full",
+    "deepseek_sparse_attention": "full",
+    "nope": "full",
+    "global": "full",
+    "sliding": "sliding",
+    "sliding_attention": "sliding",
+    "local": "sliding",
+    "chunked_attention": "chunked",
+    "linear_attention": "recurrent",
+    "mamba": "recurrent",
+    "mamba2": "recurrent",
+    "recurrent": "recurrent",
+    "conv": "recurrent",
+    "mlp": "none",
+    "moe": "none",
+}
+# The letters of a pattern that spells one layer each.
+PATTERN_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+
+
+def layer_types(reader: ConfigReader) -> tuple[str, ...]:
+    """Return the config's own name of each layer's kind, or nothing where it names none."""
+    pattern = reader.get("hybrid_override_pattern")
+    if isinstance(pattern, str):
+        return tuple(PATTERN_LETTERS[letter] for letter in pattern)
+    blocks = reader.get("layers_block_type")
+    if blocks:
+        return tuple(blocks)
+    named = reader.listed("layer_types")
+    if named:
+        return tuple(str(name) for name in named)
+    windows = reader.listed("hybrid_layer_pattern")
+    return tuple("sliding" if slides else "full" for slides in windows)
+
+
+def read_layer_groups(reader: ConfigReader, family: Family) -> tuple[LayerGroup, ...]:
+    """Return the groups of a model's layers; nothing when all are plain full attention."""
+    counts = _counts_by_kind(reader, family)
+    groups: list[LayerGroup] = []
+    for kind, count in counts.items():
+        if kind == "recurrent":
+            if family.recurrent is None:
+                raise BadConfigError(
+                    f"layer_types of model_type {reader.model_type} name recurrent layers, which "
+                    "this family is not known to have",
+                    "model.layer_types",
+                )
+            groups.append(family.recurrent(reader, count))
+        elif kind == "none":
+            groups.append(NoMixingLayers(count=count))
+        elif reader.has("kv_lora_rank"):
+            groups.extend(_latent(reader, family, count))
+        else:
+            groups.append(_attention(reader, family, kind, count))
+    plain = AttentionLayers(count=reader.integer("num_hidden_layers"))
+    return () if groups == [plain] else tuple(groups)
+
+
+def _counts_by_kind(reader: ConfigReader, family: Family) -> dict[str, int]:
+    """Return how many layers are of each kind, in the order in which kinds first occur."""
+    layers = reader.integer("num_hidden_layers")
+    named = layer_types(reader)
+    if named:
+        unknown = sorted(set(named) - set(KINDS))
+        if unknown:
+            raise BadConfigError(
+                f"layer_types names {', '.join(unknown)}: known are {', '.join(sorted(KINDS))}",
+                "model.layer_types",
+            )
+        counts = Counter(KINDS[name] for name in named)
+        if not _window(reader):
+            counts = Counter({"full" if k == "sliding" else k: n for k, n in counts.items()})
+        return dict(counts)
+    step = _every_full(reader, family)
+    rest = family.rest_kind
+    if rest == "sliding" and not _window(reader):
+        return {"full": layers}
+    if rest == "chunked" and not reader.has("attention_chunk_size"):
+        return {"full": layers}
+    full = layers // step if step else 0
+    return {kind: count for kind, count in ((rest, layers - full), ("full", full)) if count}
+
+
+def _every_full(reader: ConfigReader, family: Family) -> int:
+    """Return after how many layers one is full; zero where none is."""
+    told = reader.get("sliding_window_pattern") or reader.get("full_attention_interval")
+    if isinstance(told, str):
+        return len(told)
+    return int(told) if told else family.full_every
+
+
+def _window(reader: ConfigReader) -> int | None:
+    window = reader.get("sliding_window")
+    on = reader.flag("use_sliding_window", default=True)
+    return int(window) if window and on else None
+
+
+def _attention(reader: ConfigReader, family: Family, kind: str, count: int) -> AttentionLayers:
+    windows = {"sliding": _window(reader), "chunked": reader.get("attention_chunk_size")}
+    return AttentionLayers.model_validate(
+        {
+            "kind": kind,
+            "count": count,
+            "window": windows.get(kind),
+            "output_gate": family.output_gate,
+            "sinks": family.sinks,
+            **_own_shape(reader, kind),
+        }
+    )
+
+
+def _own_shape(reader: ConfigReader, kind: str) -> dict[str, Any]:
+    """Return the head counts and widths that a kind of layer has for itself."""
+    own: dict[str, Any] = {}
+    value_dim = reader.get("v_head_dim")
+    if value_dim:
+        own["v_head_dim"] = value_dim
+    if kind == "sliding" and reader.has("swa_head_dim"):
+        own |= {
+            "num_attention_heads": reader.get("swa_num_attention_heads"),
+            "num_key_value_heads": reader.get("swa_num_key_value_heads"),
+            "head_dim": reader.get("swa_head_dim"),
+            "v_head_dim": reader.get("swa_v_head_dim"),
+        }
+    if kind == "full" and reader.has("global_head_dim"):
+        own["head_dim"] = own["v_head_dim"] = reader.get("global_head_dim")
+        if reader.flag("attention_k_eq_v", default=False):
+            own["num_key_value_heads"] = reader.get("num_global_key_value_heads")
+            own["value_is_key"] = True
+    return own
+
+
+def _latent(reader: ConfigReader, family: Family, count: int) -> list[LayerGroup]:
+    """Return layers of latent attention, and their indexers where the config has any."""
+    rank = reader.get("q_lora_rank")
+    top_k = reader.get("index_topk") if family.indexed else None
+    latent = LatentLayers(
+        count=count,
+        q_lora_rank=rank,
+        kv_lora_rank=reader.integer("kv_lora_rank"),
+        qk_nope_head_dim=reader.integer("qk_nope_head_dim"),
+        qk_rope_head_dim=reader.integer("qk_rope_head_dim"),
+        v_head_dim=reader.integer("v_head_dim"),
+        top_k=top_k,
+        output_gate=family.output_gate,
+    )
+    if not top_k:
+        return [latent]
+    types = reader.listed("indexer_types")
+    own = sum(name != "shared" for name in types) if types else count
+    dim = reader.integer("index_head_dim")
+    index = IndexLayers(
+        count=own,
+        num_heads=reader.integer("index_n_heads"),
+        head_dim=dim,
+        query_rank=reader.integer("q_lora_rank"),
+        norm_parameters=2 * dim,
+    )
+    return [latent, index]

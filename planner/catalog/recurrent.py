@@ -1,0 +1,62 @@
+"""Read the layers that keep a state of constant size: linear attention and state spaces.
+
+Each reader returns one layer's shape with its exact parameters. They are held against the
+families' own implementations by ``tests/planner/test_parameters.py``.
+"""
+
+from planner.catalog.config_reader import ConfigReader
+from planner.specs.layers import RecurrentLayers
+
+
+def gated_delta_net(reader: ConfigReader, count: int) -> RecurrentLayers:
+    """Return gated delta-net layers: a matrix of keys by values in each value head.
+
+    Source: Yang et al. 2024 (Gated Delta Networks), arXiv:2412.06464.
+    """
+    hidden, kernel = reader.integer("hidden_size"), reader.integer("linear_conv_kernel_dim")
+    key_heads, heads = (
+        reader.integer("linear_num_key_heads"),
+        reader.integer("linear_num_value_heads"),
+    )
+    key_dim, value_dim = (
+        reader.integer("linear_key_head_dim"),
+        reader.integer("linear_value_head_dim"),
+    )
+    keys, values = key_heads * key_dim, heads * value_dim
+    channels = 2 * keys + values
+    projected = channels + values + 2 * heads  # queries, keys, values, gate, decay and rate
+    return RecurrentLayers(
+        count=count,
+        num_heads=heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        conv_channels=channels,
+        conv_kernel=kernel,
+        linear_parameters=hidden * projected + values * hidden,
+        small_parameters=channels * kernel + 2 * heads + value_dim,
+    )
+
+
+def mamba2(reader: ConfigReader, count: int) -> RecurrentLayers:
+    """Return Mamba-2 layers: a matrix of state by channels in each head.
+
+    Source: Dao and Gu 2024, arXiv:2405.21060.
+    """
+    hidden, kernel = reader.integer("hidden_size"), reader.integer("conv_kernel")
+    heads, head_dim = reader.integer("mamba_num_heads"), reader.integer("mamba_head_dim")
+    state, groups = reader.integer("ssm_state_size"), reader.integer("n_groups")
+    inner = heads * head_dim
+    channels = inner + 2 * groups * state
+    has_bias = reader.flag("use_conv_bias", default=True)
+    projections = hidden * (inner + channels + heads) + inner * hidden
+    bias = inner + channels + heads + hidden if reader.flag("use_bias", default=False) else 0
+    return RecurrentLayers(
+        count=count,
+        num_heads=heads,
+        key_dim=state,
+        value_dim=head_dim,
+        conv_channels=channels,
+        conv_kernel=kernel,
+        linear_parameters=projections,
+        small_parameters=channels * (kernel + has_bias) + 3 * heads + inner + bias,
+    )

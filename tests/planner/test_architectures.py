@@ -1,0 +1,150 @@
+"""Published models of every kind of layer: what they keep of the past, and what a token costs."""
+
+import pytest
+
+from planner.catalog.models import get_model
+from planner.cost.equation import Ledger, Line
+from planner.cost.kv_cache import cache_bytes, layer_tokens
+from planner.cost.parameters import count_parameters
+from planner.specs.layers import AttentionLayers, IndexLayers, LatentLayers, RecurrentLayers
+from tests.planner.asking import ask, held
+
+BF16 = 2.0
+
+
+def cached(model_id: str, tokens: float, ranks: int = 1) -> float:
+    model = get_model(model_id)
+    kept = layer_tokens(model, tokens, paged=False)
+    return cache_bytes(model, kept, ranks, BF16, (Ledger(), Line("memory", "cache")))
+
+
+@pytest.mark.parametrize(
+    ("model_id", "bytes_per_token"),
+    [
+        ("deepseek-ai/DeepSeek-V3", 61 * (512 + 64) * 2),
+        ("moonshotai/Kimi-K2-Instruct", 61 * (512 + 64) * 2),
+        ("deepseek-ai/DeepSeek-V3.2", 61 * ((512 + 64) * 2 + 128 + 4)),
+        ("zai-org/GLM-5.3", 78 * (512 + 64) * 2 + 21 * (128 + 4)),
+    ],
+)
+def test_latent_attention_caches_one_latent_a_token_and_layer(model_id, bytes_per_token):
+    assert cached(model_id, 1000.0) == 1000 * bytes_per_token
+
+
+def test_tensor_parallelism_does_not_split_a_latent_cache():
+    assert cached("deepseek-ai/DeepSeek-R1", 100.0, ranks=8) == cached(
+        "deepseek-ai/DeepSeek-R1", 100.0
+    )
+
+
+def test_every_second_layer_of_gpt_oss_keeps_128_tokens():
+    per_layer = 2 * 8 * 64 * 2
+
+    assert cached("openai/gpt-oss-120b", 10_000.0) == 18 * per_layer * (10_000 + 128)
+
+
+def test_three_of_four_layers_of_llama_4_keep_one_chunk():
+    per_layer = 2 * 8 * 128 * 2
+
+    assert cached("meta-llama/Llama-4-Scout-17B-16E", 100_000.0) == per_layer * (
+        36 * 8192 + 12 * 100_000
+    )
+
+
+def test_qwen3_5_caches_tokens_in_every_fourth_layer_and_states_in_the_others():
+    state = 64 * 128 * 128 * 4 + (2 * 16 * 128 + 64 * 128) * 3 * 2
+
+    assert cached("Qwen/Qwen3.5-397B-A17B", 1000.0) == 15 * 2 * 2 * 256 * 2 * 1000 + 45 * state
+
+
+@pytest.mark.parametrize(
+    ("model_id", "kinds"),
+    [
+        ("deepseek-ai/DeepSeek-V3", [LatentLayers]),
+        ("deepseek-ai/DeepSeek-V3.2", [LatentLayers, IndexLayers]),
+        ("Qwen/Qwen3.5-27B", [RecurrentLayers, AttentionLayers]),
+        ("openai/gpt-oss-20b", [AttentionLayers, AttentionLayers]),
+    ],
+)
+def test_published_models_are_grouped_by_the_kinds_of_their_layers(model_id, kinds):
+    assert [type(group) for group in get_model(model_id).layers_by_attention] == kinds
+
+
+@pytest.mark.parametrize(
+    ("model_id", "billions"),
+    [
+        ("deepseek-ai/DeepSeek-V3", 37.0),
+        ("moonshotai/Kimi-K2-Instruct", 32.0),
+        ("openai/gpt-oss-120b", 5.1),
+        ("openai/gpt-oss-20b", 3.6),
+        ("Qwen/Qwen3.5-397B-A17B", 17.0),
+        ("meta-llama/Llama-4-Maverick-17B-128E", 17.0),
+    ],
+)
+def test_active_parameters_are_those_of_the_model_card(model_id, billions):
+    counts = count_parameters(get_model(model_id))
+
+    # Cards count with or without the embedding, and never the biases of idle experts.
+    assert 0.985 * (counts.active - counts.embedding) <= billions * 1e9 <= counts.active
+
+
+def test_the_first_layers_of_deepseek_are_dense():
+    model = get_model("deepseek-ai/DeepSeek-V3")
+
+    assert (model.num_feed_forward_layers, model.num_moe_layers) == (3, 58)
+
+
+def test_every_second_layer_of_maverick_is_dense_and_none_of_scout():
+    maverick = get_model("meta-llama/Llama-4-Maverick-17B-128E")
+
+    assert maverick.num_feed_forward_layers == maverick.num_moe_layers == 24
+    assert get_model("meta-llama/Llama-4-Scout-17B-16E").num_moe_layers == 48
+
+
+@pytest.mark.parametrize(
+    ("model_id", "published_gib"), [("openai/gpt-oss-120b", 60.8), ("openai/gpt-oss-20b", 12.8)]
+)
+def test_weights_of_gpt_oss_take_what_its_model_card_says(model_id, published_gib):
+    found = ask(model=model_id, engine="vllm")
+
+    assert held(found, "weights") / 1024**3 == pytest.approx(published_gib, rel=0.005)
+
+
+def test_attention_of_gpt_oss_is_read_in_16_bits_and_its_experts_in_4():
+    found = ask(model="openai/gpt-oss-120b", engine="vllm")
+    terms = [t for t in found.terms if t.key == "weights" and t.group == "memory"]
+
+    assert [term.name for term in terms] == ["Weights", "Weights kept in bf16"]
+
+
+def test_a_strategy_with_a_dtype_of_its_own_ignores_how_the_checkpoint_was_stored():
+    found = ask(
+        model="openai/gpt-oss-20b", engine="vllm", strategy={"weight_dtype": "bf16"}, devices=1
+    )
+    counts = count_parameters(get_model("openai/gpt-oss-20b"))
+
+    assert held(found, "weights") == pytest.approx(2 * counts.total, rel=1e-6)
+
+
+def test_decoding_with_a_latent_cache_attends_to_latents_and_prefill_to_decompressed_keys():
+    found = ask(
+        model="deepseek-ai/DeepSeek-V3", device="h200-sxm-141gb", devices=8, engine="sglang"
+    )
+    equations = {
+        term.group: term.equation for term in found.terms if term.key == "attention_flops"
+    }
+
+    assert "d_rope" in equations["decode"]
+    assert "d_rope" not in equations["prefill"]
+
+
+def test_the_latent_cache_lets_eight_cards_serve_far_more_than_heads_would():
+    found = ask(
+        model="deepseek-ai/DeepSeek-V3",
+        device="h200-sxm-141gb",
+        devices=8,
+        engine="sglang",
+        strategy={"tensor_parallel_size": 8},
+    )
+
+    assert found.performance.max_concurrency > 100
