@@ -147,7 +147,8 @@ class Sweep:
             prefill_s=prefill,
             prompts_before=before,
             slot_s=prefill,
-            decode_s=np.where(self.running > 1, decode, 0.0),
+            decode_s=decode,
+            decoding_ratio=np.where(self.running > 1, 1.0, 0.0),
             wait_s=wait,
             intake_s=factors[INTAKE] * self.intake_s,
         )

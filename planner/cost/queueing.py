@@ -7,6 +7,8 @@ finds the prompts of others before its own. ``ArrivalHabits`` says how many.
 
 from typing import NamedTuple
 
+import numpy as np
+
 from planner.cost.columns import minimum
 from planner.cost.equation import equation
 from planner.cost.quantity import Quantity
@@ -68,33 +70,39 @@ def prompts_waited_for(
 
 
 @equation(
-    "TTFT = t_prefill + n · t_slot + 3/2 · t_decode + wait + intake",
+    "TTFT = t_prefill + n · t_slot + 3/2 · p · t_decode + wait + intake",
     unit="s",
     symbols={
         "prefill_s": "t_prefill",
         "prompts_before": "n",
         "slot_s": "t_slot",
         "decode_s": "t_decode",
+        "decoding_ratio": "p",
         "wait_s": "wait",
         "intake_s": "intake",
     },
     source=f"{BATCHING}; half a running step passes, the own prefill shares its step with decode",
 )
-def time_to_first_token(
+def time_to_first_token(  # noqa: PLR0913 - one argument per symbol of the equation
     *,
     prefill_s: Quantity,
     prompts_before: Quantity,
     slot_s: Quantity,
     decode_s: Quantity,
+    decoding_ratio: Quantity,
     wait_s: Quantity,
     intake_s: Quantity,
 ) -> Quantity:
-    """Return the mean seconds from a request's arrival to its first token."""
-    return prefill_s + prompts_before * slot_s + 1.5 * decode_s + wait_s + intake_s
+    """Return the mean seconds from a request's arrival to its first token.
+
+    ``decoding_ratio`` is how often a request finds others decoding.
+    """
+    beside = 1.5 * decoding_ratio * decode_s
+    return prefill_s + prompts_before * slot_s + beside + wait_s + intake_s
 
 
 @equation(
-    "wait = (c - b + w) / b · T",
+    "wait = (c - b + min(w, b-1)) / b · T",
     unit="s",
     symbols={
         "offered": "c",
@@ -108,7 +116,8 @@ def slot_wait(
     *, offered: Quantity, running: Quantity, withheld_slots: Quantity, life_s: Quantity
 ) -> Quantity:
     """Return the mean seconds that a request waits for a place in the batch."""
-    return (offered - running + withheld_slots) / running * life_s
+    withheld = minimum(withheld_slots, running - 1)  # the last place is never withheld
+    return (offered - running + withheld) / running * life_s
 
 
 @equation(
@@ -121,3 +130,14 @@ def poisson_prompts_before(*, busy_ratio: Quantity) -> Quantity:
     """Return how many prefills a request of an open loop finds before its own, in the mean."""
     busy = minimum(busy_ratio, MAX_BUSY_RATIO)
     return busy / (2 * (1 - busy))
+
+
+@equation(
+    "p = 1 - exp(-n)",
+    unit="share",
+    symbols={"in_flight": "n"},
+    source="Poisson arrivals: how often at least one other request is in flight",
+)
+def chance_of_company(*, in_flight: Quantity) -> Quantity:
+    """Return how often an independent request finds another one that decodes."""
+    return 1 - np.exp(-1 * in_flight)

@@ -70,7 +70,9 @@ class Performance(SparseSpec):
     """How fast; a figure that does not apply to the workload is absent.
 
     ``tokens_per_second`` counts generated tokens when serving or generating, and trained tokens
-    when training. ``tpot_seconds`` is the mean gap between tokens after the first.
+    when training. ``tpot_seconds`` is the mean gap between tokens after the first. Percentiles,
+    the share of requests that meet the objectives and the most that meets them come with an
+    explained estimate of serving alone.
     """
 
     tokens_per_second: float | None = None
@@ -82,6 +84,20 @@ class Performance(SparseSpec):
     ttft_seconds: float | None = None
     tpot_seconds: float | None = None
     latency_seconds: float | None = None
+    ttft_p50_seconds: float | None = None
+    ttft_p90_seconds: float | None = None
+    ttft_p99_seconds: float | None = None
+    tpot_p50_seconds: float | None = None
+    tpot_p90_seconds: float | None = None
+    tpot_p99_seconds: float | None = None
+    latency_p50_seconds: float | None = None
+    latency_p90_seconds: float | None = None
+    latency_p99_seconds: float | None = None
+    queue_seconds: float | None = None
+    slo_attainment_ratio: float | None = None
+    slo_max_concurrency: int | None = None
+    slo_max_requests_per_second: float | None = None
+    max_requests_per_second: float | None = None
     prefill_seconds: float | None = None
     step_seconds: float | None = None
     duration_seconds: float | None = None

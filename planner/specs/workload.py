@@ -12,23 +12,29 @@ CompressMethod = Literal["int8_weight_only", "int4_weight_only", "nf4", "gptq", 
 
 
 class ServeWorkload(SparseSpec):
-    """Answer requests as they come: a closed loop, an open loop, or as many as memory allows."""
+    """Answer requests as they come: a closed loop, an open loop, or as many as memory allows.
+
+    ``burst_requests`` come all at once and nobody after them.
+    """
 
     kind: Literal["serve"] = "serve"
     input_tokens: PositiveInt
     output_tokens: PositiveInt
     concurrency: PositiveInt | None = None
     request_rate_per_second: PositiveFloat | None = None
+    burst_requests: PositiveInt | None = None
     prefix_share_ratio: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     ttft_slo_seconds: PositiveFloat | None = None
     tpot_slo_seconds: PositiveFloat | None = None
 
     @model_validator(mode="after")
     def _one_kind_of_arrival(self) -> Self:
-        if self.concurrency is not None and self.request_rate_per_second is not None:
+        kinds = (self.concurrency, self.request_rate_per_second, self.burst_requests)
+        if sum(kind is not None for kind in kinds) > 1:
             raise ValueError(
-                "concurrency (closed loop) and request_rate_per_second (open loop) exclude each "
-                "other: give one, or neither to find the most that memory allows"
+                "concurrency (closed loop), request_rate_per_second (open loop) and "
+                "burst_requests (all at once) exclude each other: give one, or none to find the "
+                "most that memory allows"
             )
         return self
 

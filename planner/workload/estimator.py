@@ -1,5 +1,7 @@
 """From a request to an answer: resolve, cost, explain."""
 
+from dataclasses import replace
+
 from planner.catalog.engines import calibration_name
 from planner.catalog.quality import (
     combined_quality,
@@ -26,6 +28,7 @@ from planner.workload.resolve import resolve
 from planner.workload.serve import serve
 from planner.workload.setting import Setting
 from planner.workload.train import train
+from planner.workload.under_load import under_load
 
 GROUP = "energy"
 GIB = 1024**3
@@ -41,6 +44,8 @@ def estimate_request(request: EstimateRequest, *, explain: bool = True) -> Estim
     setting = resolve(request)
     ledger = Ledger()
     outcome = run(setting, ledger)
+    if explain:
+        outcome = _with_percentiles(setting, outcome, ledger)
     energy, money = _energy_and_money(setting, outcome, ledger)
     memory = outcome.memory.answer()
     confidence = confidence_of(setting)
@@ -84,6 +89,15 @@ def run(setting: Setting, ledger: Ledger) -> Outcome:
             return train(setting, workload, ledger)
         case CompressWorkload():
             return compress(setting, workload, ledger)
+
+
+def _with_percentiles(setting: Setting, outcome: Outcome, ledger: Ledger) -> Outcome:
+    """Return a serving outcome with what a simulation says around its means."""
+    workload = setting.workload
+    if not isinstance(workload, ServeWorkload):
+        return outcome
+    performance, warnings = under_load(setting, workload, outcome.performance, ledger)
+    return replace(outcome, performance=performance, warnings=(*outcome.warnings, *warnings))
 
 
 def _host_warnings(setting: Setting, outcome: Outcome) -> tuple[str, ...]:

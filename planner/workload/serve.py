@@ -7,10 +7,11 @@ requests of the batch are prefilled in between, which lengthens the gap between 
 from dataclasses import dataclass
 from functools import reduce
 
-from planner.cost.columns import Flag, any_of, floor, is_column, maximum, minimum, where
+from planner.cost.columns import any_of, floor, is_column, maximum, minimum, where
 from planner.cost.equation import Ledger, Unrecorded
 from planner.cost.queueing import (
     ArrivalHabits,
+    chance_of_company,
     mean_token_gap,
     poisson_prompts_before,
     prompts_waited_for,
@@ -26,7 +27,7 @@ from planner.workload.outcome import Outcome, performance_of
 from planner.workload.setting import Setting
 
 GROUP = "serving"
-FIXED_POINT_ROUNDS = 12
+BISECTIONS = 14
 MAX_SEARCHED_CONCURRENCY = 4096
 
 
@@ -40,6 +41,8 @@ class _Steady:
     tpot_s: float
     ttft_s: float
     latency_s: float
+    queue_s: float
+    life_s: float
 
 
 def serve(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
@@ -93,20 +96,31 @@ def _offered(setting: Setting, workload: ServeWorkload, most: float) -> float:
     An open loop settles where arrivals times latency equals the requests in flight (Little).
     """
     replicas = setting.layout.data
-    if workload.concurrency is not None:
-        return maximum(1.0, workload.concurrency / replicas)
+    callers = workload.concurrency or workload.burst_requests
+    if callers is not None:
+        return maximum(1.0, callers / replicas)
     if workload.request_rate_per_second is None:
         return minimum(maximum(most, 1.0), float(MAX_SEARCHED_CONCURRENCY))
     rate = workload.request_rate_per_second / replicas
-    running, wanted = 1.0, 1.0
-    crowded: Flag = False
-    for _ in range(FIXED_POINT_ROUNDS):
-        steady = _steady(setting, workload, Unrecorded(), running, running)
-        # Where more wants to run than fits, the rest waits and nothing settles.
-        wanted = where(crowded, wanted, maximum(1.0, rate * steady.latency_s))
-        crowded = wanted >= most
-        running = where(crowded, running, wanted)
-    return wanted
+    return _in_flight(setting, workload, rate, maximum(1.0, most))
+
+
+def _in_flight(setting: Setting, workload: ServeWorkload, rate: float, most: float) -> float:
+    """Return the requests in flight at which they leave as fast as they arrive, by bisection.
+
+    Beyond the ``most`` places it is what would have to run at once: more than can.
+    """
+
+    def wanted(running: float) -> float:
+        return rate * _steady(setting, workload, Unrecorded(), running, running).latency_s
+
+    low, high = 1.0, most
+    for _ in range(BISECTIONS):
+        middle = (low * high) ** 0.5
+        more = wanted(middle) > middle
+        low, high = where(more, middle, low), where(more, high, middle)
+    crowd = wanted(most)
+    return where(crowd >= most, crowd, where(wanted(1.0) <= 1.0, 1.0, high))
 
 
 def _steady(
@@ -133,25 +147,46 @@ def _steady(
         burst_ratio=habits.burst_ratio,
     )
     life = prefill.total_s + (workload.output_tokens - 1) * tpot
+    before = _prompts_before(setting, workload, ledger, running, slot / life)
+    wait = _slot_wait(setting, workload, ledger, (offered, running, life))
     ttft = ledger.term(
         time_to_first_token,
         setting.line(GROUP, "Time to first token", key="ttft"),
         prefill_s=prefill.total_s,
-        prompts_before=_prompts_before(setting, workload, ledger, running, slot / life),
+        prompts_before=before,
         slot_s=slot,
-        decode_s=where(running > 1, decode.total_s, 0.0),
-        wait_s=_slot_wait(setting, workload, ledger, (offered, running, life)),
+        decode_s=decode.total_s,
+        decoding_ratio=_decoding_ratio(setting, workload, ledger, running, life),
+        wait_s=wait,
         intake_s=setting.engine.request_latency_s * setting.serving_factor("intake"),
     )
     latency = ttft + (workload.output_tokens - 1) * tpot
-    return _Steady(running, prefill, decode, tpot, ttft, latency)
+    queue = before * slot + wait
+    return _Steady(running, prefill, decode, tpot, ttft, latency, queue, life)
 
 
 def arrival_habits(setting: Setting, workload: ServeWorkload) -> ArrivalHabits:
-    """Return how the callers fall together; those of an open loop are independent."""
+    """Return how the callers fall together; independent in an open loop, all in a burst."""
     if workload.request_rate_per_second is not None:
         return ArrivalHabits()
+    if workload.burst_requests is not None:
+        return ArrivalHabits(burst_ratio=1.0)
     return setting.arrival_habits
+
+
+def _decoding_ratio(
+    setting: Setting, workload: ServeWorkload, ledger: Ledger, running: float, life: float
+) -> float:
+    """Return how often a request finds others decoding.
+
+    Independent callers find n others in flight with Poisson's chances around the mean.
+    """
+    rate = workload.request_rate_per_second
+    if rate is None:
+        return where(running > 1, 1.0, 0.0)
+    in_flight = minimum(running, rate / setting.layout.data * life)
+    line = setting.line(GROUP, "Chance to find others decoding", key="decoding_ratio")
+    return ledger.term(chance_of_company, line, in_flight=in_flight)
 
 
 def _prompts_before(
@@ -161,7 +196,7 @@ def _prompts_before(
     line = setting.line(GROUP, "Prompts before its own", key="prompts_before")
     if workload.request_rate_per_second is not None:
         return ledger.term(poisson_prompts_before, line, busy_ratio=running * share)
-    habits = setting.arrival_habits
+    habits = arrival_habits(setting, workload)
     return ledger.term(
         prompts_waited_for,
         line,
@@ -178,6 +213,8 @@ def _slot_wait(
     load: tuple[float, float, float],
 ) -> float:
     offered, running, life = load
+    if workload.burst_requests is not None:
+        offered = (offered + running) / 2  # nobody calls again: half of the rest is before one
     withheld = arrival_habits(setting, workload).withheld_slots
     if not withheld and not any_of(offered > running):
         return 0.0
@@ -191,15 +228,27 @@ def _slot_wait(
     )
 
 
+def saturation_rate(setting: Setting, workload: ServeWorkload, most: float) -> float:
+    """Return the requests per second of all replicas with every place taken, callers apart."""
+    full = maximum(1.0, minimum(most, float(MAX_SEARCHED_CONCURRENCY)))
+    steady = _steady(setting, _open_loop(workload), Unrecorded(), full, full)
+    return setting.layout.data * full / steady.life_s
+
+
+def _open_loop(workload: ServeWorkload) -> ServeWorkload:
+    """Return the workload with independent callers; their rate is not asked for."""
+    others: dict[str, int | float | None] = {"concurrency": None, "burst_requests": None}
+    return workload.model_copy(update={**others, "request_rate_per_second": 1.0})
+
+
 def _rate(setting: Setting, workload: ServeWorkload, steady: _Steady) -> float:
     """Return the requests per second of all replicas, never more than arrive."""
-    waiting_free = steady.latency_s
     if workload.concurrency is not None:
-        return workload.concurrency / waiting_free
-    rate = setting.layout.data * steady.running / waiting_free
+        return workload.concurrency / steady.latency_s
+    places = setting.layout.data * steady.running
     if workload.request_rate_per_second is not None:
-        rate = minimum(rate, workload.request_rate_per_second)
-    return rate
+        return minimum(places / steady.life_s, workload.request_rate_per_second)
+    return places / steady.latency_s
 
 
 def _performance(
@@ -218,6 +267,7 @@ def _performance(
         ttft_seconds=steady.ttft_s,
         tpot_seconds=steady.tpot_s,
         latency_seconds=steady.latency_s,
+        queue_seconds=steady.queue_s,
         prefill_seconds=steady.prefill.total_s,
         max_concurrency=most * setting.layout.data,
         communication_ratio=share["communication"] / sum(share.values()),

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.cost.queueing import (
+    chance_of_company,
     mean_token_gap,
     poisson_prompts_before,
     prompts_waited_for,
@@ -13,6 +14,15 @@ from planner.cost.queueing import (
     time_to_first_token,
 )
 
+ALONE = {
+    "prefill_s": 0.3,
+    "prompts_before": 0.0,
+    "slot_s": 0.3,
+    "decode_s": 0.02,
+    "decoding_ratio": 0.0,
+    "wait_s": 0.0,
+    "intake_s": 0.0,
+}
 MANY = st.integers(min_value=1, max_value=4096)
 SHARE = st.floats(min_value=0.0, max_value=1.0)
 FEW = st.floats(min_value=0.0, max_value=8.0)
@@ -55,11 +65,13 @@ def test_callers_in_step_meet_half_of_the_other_prefills_between_their_tokens():
 
 
 def test_alone_on_an_idle_engine_the_first_token_takes_the_prefill():
-    found = time_to_first_token(
-        prefill_s=0.3, prompts_before=0.0, slot_s=0.3, decode_s=0.0, wait_s=0.0, intake_s=0.0
-    )
+    assert time_to_first_token(**ALONE) == 0.3
 
-    assert found == 0.3
+
+def test_beside_decoding_requests_half_a_step_and_a_whole_one_come_before_the_first_token():
+    found = time_to_first_token(**{**ALONE, "decoding_ratio": 1.0})
+
+    assert found == pytest.approx(0.3 + 1.5 * 0.02)
 
 
 def test_twice_the_callers_of_the_slots_wait_one_life_each():
@@ -67,7 +79,11 @@ def test_twice_the_callers_of_the_slots_wait_one_life_each():
 
 
 def test_one_withheld_slot_makes_each_caller_wait_its_share_of_a_life():
-    assert slot_wait(offered=8, running=8, withheld_slots=1, life_s=16.0) == 2.0
+    assert slot_wait(offered=8, running=8, withheld_slots=1, life_s=64.0) == 8.0
+
+
+def test_the_only_place_is_never_withheld():
+    assert slot_wait(offered=1, running=1, withheld_slots=1, life_s=64.0) == 0.0
 
 
 def test_an_idle_server_has_nobody_before_a_random_arrival():
@@ -77,6 +93,11 @@ def test_an_idle_server_has_nobody_before_a_random_arrival():
 def test_a_half_busy_server_has_half_a_prompt_before_a_random_arrival():
     """M/D/1 at a load of one half waits half a service."""
     assert poisson_prompts_before(busy_ratio=0.5) == pytest.approx(0.5)
+
+
+def test_nobody_in_flight_is_no_company():
+    assert chance_of_company(in_flight=0.0) == 0.0
+    assert chance_of_company(in_flight=50.0) == pytest.approx(1.0)
 
 
 def test_columns_give_what_single_numbers_give():

@@ -1,0 +1,103 @@
+"""What one step of a serving engine costs, by interpolation between a few costed passes.
+
+A simulation takes thousands of steps; the cost model is asked for a handful of them. Decode steps
+are straight lines in the cached tokens between batch sizes a factor of four apart, prefill steps
+straight lines in the prompt tokens.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from planner.cost.equation import Ledger
+from planner.specs.workload import ServeWorkload
+from planner.workload.generate import decode_pass, prefill_pass
+from planner.workload.setting import Setting
+
+BATCH_STEP = 4
+PREFILL_TOKENS = (32.0, 128.0, 512.0, 2048.0)
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """Seconds of steps at a few sizes: prefill by tokens, decode by batch and cached tokens."""
+
+    prefill_tokens: Sequence[float]
+    prefill_s: Sequence[float]
+    batches: Sequence[float]
+    decode_base_s: Sequence[float]
+    decode_context_s: Sequence[float]
+    known: dict[int, tuple[float, float]] = field(default_factory=dict, compare=False)
+
+    def prefill_seconds(self, tokens: float) -> float:
+        """Return the seconds of reading so many prompt tokens in one step."""
+        return _between(tokens, self.prefill_tokens, self.prefill_s)
+
+    def decode_seconds(self, batch: int, context_tokens: float) -> float:
+        """Return the seconds of one more token for a batch with so many cached tokens in all."""
+        base, each = self._at(batch)
+        return base + each * context_tokens
+
+    def decode_line(self, batch: int, context_tokens: float) -> tuple[float, float]:
+        """Return the seconds of the next decode step, and how much longer each further one is."""
+        base, each = self._at(batch)
+        return base + each * context_tokens, each * batch
+
+    def _at(self, batch: int) -> tuple[float, float]:
+        if batch not in self.known:
+            self.known[batch] = (
+                _between(batch, self.batches, self.decode_base_s),
+                _between(batch, self.batches, self.decode_context_s),
+            )
+        return self.known[batch]
+
+
+def _between(at: float, places: Sequence[float], values: Sequence[float]) -> float:
+    """Return the value on the line through the two places around ``at``, or beyond the last."""
+    left = min(max(bisect_right(places, at) - 1, 0), len(places) - 2)
+    share = (at - places[left]) / (places[left + 1] - places[left])
+    return values[left] + (values[left + 1] - values[left]) * share
+
+
+def step_costs(setting: Setting, workload: ServeWorkload, slots: int, budget: float) -> StepCosts:
+    """Return the step costs of one replica that holds up to ``slots`` requests at once."""
+    prompt = workload.input_tokens * (1 - workload.prefix_share_ratio)
+    stages = setting.layout.pipeline
+    longest = max(budget, 2.0)
+    tokens = [size for size in PREFILL_TOKENS if size < longest] or [longest / 2]
+    tokens.append(longest)
+    batches = [1.0]
+    while batches[-1] < max(slots, 2):
+        batches.append(batches[-1] * BATCH_STEP)
+    lines = [_decode_line(setting, workload, batch) for batch in batches]
+    return StepCosts(
+        prefill_tokens=tokens,
+        prefill_s=[_prefill(setting, size, prompt) / stages for size in tokens],
+        batches=batches,
+        decode_base_s=[base for base, _ in lines],
+        decode_context_s=[each for _, each in lines],
+    )
+
+
+def _prefill(setting: Setting, tokens: float, prompt: float) -> float:
+    """Return the seconds of reading tokens of prompts: part of one, or several."""
+    sequences = max(1.0, tokens / prompt)
+    whole = prefill_pass(setting, Ledger(), sequences, prompt).total_s
+    if tokens >= prompt:
+        return whole
+    part = prefill_pass(setting, Ledger(), 1.0, tokens).total_s
+    # A part of a prompt attends to what was read before it: its share of the whole is a floor.
+    return max(part, whole * tokens / prompt)
+
+
+def _decode_line(setting: Setting, workload: ServeWorkload, batch: float) -> tuple[float, float]:
+    """Return base seconds and seconds per cached token of a decode step of one batch size."""
+    stages = setting.layout.pipeline
+    low, high = workload.input_tokens, workload.input_tokens + workload.output_tokens
+    sequences = max(1.0, batch / stages)
+    first, last = (
+        decode_pass(setting, Ledger(), sequences, float(context)).total_s
+        for context in (low, high)
+    )
+    each = (last - first) / (batch * (high - low))
+    return first - each * batch * low, each

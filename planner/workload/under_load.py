@@ -1,0 +1,220 @@
+"""Serving under load: percentiles, objectives, and the most that can be served.
+
+The closed forms of ``planner.workload.serve`` give the means, and the search ranks by them; they
+are calibrated on published sweeps. A simulation of the same engine gives the shape around each
+mean. A percentile is the mean times what the simulation finds that percentile to be of its own
+mean, so that ranking and explanation never disagree.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.cost.equation import Ledger, Line, equation
+from planner.cost.quantity import Quantity
+from planner.specs.estimate import Performance
+from planner.specs.workload import ServeWorkload
+from planner.workload.arrivals import (
+    Batching,
+    Floats,
+    Timeline,
+    Traffic,
+    poisson_calls,
+    simulate,
+)
+from planner.workload.serve import GROUP, arrival_habits, saturation_rate, serve
+from planner.workload.setting import Setting
+from planner.workload.step_costs import step_costs
+
+PERCENTILES = (50, 90, 99)
+MAX_CALLERS = 1024
+MAX_REQUESTS = 2000
+OPEN_REQUESTS = 500
+STEADY_LIVES = 10
+WARM_UP_RATIO = 0.3
+IN_STEP_BURST_RATIO = 0.5  # from here on the callers stay in step: one engine step answers all
+LENGTH_SPREAD = 0.03  # forced lengths still differ by a few tokens
+MAX_CALLS_PER_CALLER = 10
+MAX_DOUBLINGS = 20
+BISECTIONS = 10
+TITLES = {
+    "ttft": "Time to first token",
+    "tpot": "Time per output token",
+    "latency": "Time to the last token",
+}
+
+
+@equation(
+    "T_p = T · s_p / s_mean",
+    unit="s",
+    symbols={"mean_s": "T", "simulated_s": "s_p", "simulated_mean_s": "s_mean"},
+    source="own simulation of the engine's steps (seeded), scaled to the calibrated mean",
+)
+def percentile_seconds(
+    *, mean_s: Quantity, simulated_s: Quantity, simulated_mean_s: Quantity
+) -> Quantity:
+    """Return a percentile of a time whose mean is known, by the shape that a simulation gives."""
+    return mean_s * simulated_s / simulated_mean_s
+
+
+LINES = {
+    (name, percent): Line(GROUP, f"{title}, {percent}th percentile", f"{name}_p{percent}")
+    for name, title in TITLES.items()
+    for percent in PERCENTILES
+}
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """The requests of a simulation that count: warm-up is left out of an open loop."""
+
+    ttft_s: Floats
+    tpot_s: Floats
+    latency_s: Floats
+
+
+def under_load(
+    setting: Setting, workload: ServeWorkload, means: Performance, ledger: Ledger
+) -> tuple[Performance, tuple[str, ...]]:
+    """Return the means with percentiles, objectives and limits, and what to warn of.
+
+    A rate above saturation has no percentiles: its queue grows for as long as it lasts.
+    """
+    most = (means.max_concurrency or 0) // setting.layout.data
+    if most < 1:
+        return means, ()
+    limit = saturation_rate(setting, workload, most)
+    found: dict[str, float | int] = {"max_requests_per_second": limit}
+    rate = workload.request_rate_per_second
+    if rate is not None and rate >= limit:
+        warning = f"{rate:g} requests a second cannot be served: the most is {limit:.3g}"
+        return means.model_copy(update=found), (warning,)
+    in_flight = (rate or 0.0) / setting.layout.data * (means.latency_seconds or 0.0)
+    simulated = simulated_requests(setting, workload, most, in_flight)
+    found |= _percentiles(means, simulated, ledger)
+    if workload.ttft_slo_seconds or workload.tpot_slo_seconds:
+        found["slo_attainment_ratio"] = attained_ratio(workload, means, simulated)
+        found |= _most_within_objectives(setting, workload, limit)
+    return means.model_copy(update=found), ()
+
+
+def simulated_requests(
+    setting: Setting, workload: ServeWorkload, most: int, in_flight: float = 0.0
+) -> Simulated:
+    """Return the times of the requests that a simulation of one replica serves.
+
+    An open loop is followed until it is steady: several times the requests ``in_flight``.
+    """
+    traffic, slots = _traffic(setting, workload, most, in_flight)
+    budget = float(setting.strategy.max_batch_tokens or workload.input_tokens)
+    in_step = float(arrival_habits(setting, workload).burst_ratio) >= IN_STEP_BURST_RATIO
+    batching = Batching(slots, budget, prefill_first=in_step)
+    costs = step_costs(setting, workload, slots, budget)
+    return _counted(simulate(batching, traffic, costs), workload)
+
+
+def _traffic(
+    setting: Setting, workload: ServeWorkload, most: int, in_flight: float
+) -> tuple[Traffic, int]:
+    """Return the calls on one replica and its places, both scaled down where callers are many."""
+    replicas, rate = setting.layout.data, workload.request_rate_per_second
+    prompt = workload.input_tokens * (1 - workload.prefix_share_ratio)
+    if rate is not None:
+        count = min(MAX_REQUESTS, max(OPEN_REQUESTS, round(STEADY_LIVES * in_flight)))
+        calls = poisson_calls(rate / replicas, count)
+        return Traffic(prompt, workload.output_tokens, calls, 1, LENGTH_SPREAD), most
+    callers = workload.concurrency or workload.burst_requests
+    each = math.ceil(callers / replicas) if callers else most
+    scale = min(1.0, MAX_CALLERS / each)
+    number = max(1, round(each * scale))
+    habits = arrival_habits(setting, workload)
+    burst = float(habits.burst_ratio)
+    calls_each = round(1 / burst) if burst else MAX_CALLS_PER_CALLER
+    calls_each = min(calls_each, MAX_CALLS_PER_CALLER, max(1, MAX_REQUESTS // number))
+    spread = 0.0 if burst >= IN_STEP_BURST_RATIO else LENGTH_SPREAD
+    traffic = Traffic(prompt, workload.output_tokens, [0.0] * number, calls_each, spread)
+    places = min(most, each - round(float(habits.withheld_slots)))
+    return traffic, max(1, round(places * scale))
+
+
+def _counted(timeline: Timeline, workload: ServeWorkload) -> Simulated:
+    skipped = 0
+    if workload.request_rate_per_second is not None:
+        skipped = int(WARM_UP_RATIO * len(timeline.sent_s))
+    gaps = np.maximum(timeline.output_tokens - 1, 1)
+    tpot = (timeline.done_s - timeline.first_s) / gaps
+    return Simulated(timeline.ttft_s[skipped:], tpot[skipped:], timeline.latency_s[skipped:])
+
+
+def _percentiles(means: Performance, simulated: Simulated, ledger: Ledger) -> dict[str, float]:
+    found = {}
+    for name in ("ttft", "tpot", "latency"):
+        mean: float | None = getattr(means, f"{name}_seconds")
+        times: Floats = getattr(simulated, f"{name}_s")
+        if mean is None or not times.mean() > 0:
+            continue
+        for percent in PERCENTILES:
+            found[f"{name}_p{percent}_seconds"] = ledger.term(
+                percentile_seconds,
+                LINES[name, percent],
+                mean_s=mean,
+                simulated_s=float(np.percentile(times, percent)),
+                simulated_mean_s=float(times.mean()),
+            )
+    return found
+
+
+def attained_ratio(workload: ServeWorkload, means: Performance, simulated: Simulated) -> float:
+    """Return the share of the requests that meet every objective given."""
+    good = np.ones(len(simulated.ttft_s), dtype=bool)
+    for name in ("ttft", "tpot"):
+        objective: float | None = getattr(workload, f"{name}_slo_seconds")
+        mean: float | None = getattr(means, f"{name}_seconds")
+        times: Floats = getattr(simulated, f"{name}_s")
+        if objective is not None and mean is not None and times.mean() > 0:
+            good &= times * (mean / times.mean()) <= objective
+    return float(good.mean())
+
+
+def meets_objectives(workload: ServeWorkload, means: Performance) -> bool:
+    """Return whether both means are within the objectives given."""
+    pairs = (
+        (means.ttft_seconds, workload.ttft_slo_seconds),
+        (means.tpot_seconds, workload.tpot_slo_seconds),
+    )
+    return all(limit is None or (value or 0.0) <= limit for value, limit in pairs)
+
+
+def _most_within_objectives(
+    setting: Setting, workload: ServeWorkload, limit: float
+) -> dict[str, float | int]:
+    """Return the largest rate or number of callers whose mean times meet the objectives."""
+    if workload.request_rate_per_second is not None:
+        rate = _largest(setting, workload, "request_rate_per_second", limit)
+        return {"slo_max_requests_per_second": rate}
+    return {"slo_max_concurrency": int(_largest(setting, workload, "concurrency", None))}
+
+
+def _largest(setting: Setting, workload: ServeWorkload, name: str, limit: float | None) -> float:
+    """Return the largest value of a workload's load that meets the objectives; 0 if none does."""
+    whole = limit is None
+
+    def good(value: float) -> bool:
+        asked = {"concurrency": None, "burst_requests": None, "request_rate_per_second": None}
+        load = workload.model_copy(update={**asked, name: int(value) if whole else value})
+        return meets_objectives(workload, serve(setting, load, Ledger()).performance)
+
+    low, high = 0.0, 1.0 if limit is None else limit * 0.999
+    for _ in range(MAX_DOUBLINGS if whole else 0):
+        if not good(high):
+            break
+        low, high = high, 2 * high
+    rounds = MAX_DOUBLINGS if whole else BISECTIONS
+    for _ in range(rounds):
+        if whole and high - low <= 1:
+            break
+        middle = (low + high) / 2
+        middle = float(int(middle)) if whole else middle
+        low, high = (middle, high) if good(middle) else (low, middle)
+    return low
