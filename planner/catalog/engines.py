@@ -151,6 +151,12 @@ def fitted_factors(name: str, kind: DeviceKind, role: EngineRole) -> dict[str, A
 
 
 @cache
+def routing_evenness() -> float:
+    """Return how evenly tokens choose experts: the shape of a gamma-distributed popularity."""
+    return float(data_toml("engines.toml")["routing"]["evenness"])
+
+
+@cache
 def sources() -> dict[str, str]:
     """Return where the figures come from, by topic."""
     return dict(data_toml("engines.toml")["sources"])

@@ -1,8 +1,11 @@
 """How unevenly a pass falls on experts: which are read, and what the busiest rank does.
 
-Tokens choose experts evenly and independently. Over more ranks the busiest one decides, and the
-fewer tokens there are the more it has above the mean.
+Some experts are chosen more often than others: their popularity is taken as gamma-distributed,
+``evenness`` being its shape (1 is exponential, large values are even). Over more ranks the
+busiest one decides, and the fewer tokens there are the more it has above the mean.
 """
+
+import math
 
 from planner.cost.columns import maximum, minimum
 from planner.cost.equation import equation
@@ -11,7 +14,7 @@ from planner.cost.quantity import Quantity
 # Blom's expected largest of n normal values, and Shore's closed form of the normal quantile.
 BLOM_SHIFT, BLOM_WIDTH = 0.375, 0.25
 SHORE_SCALE, SHORE_POWER = 5.5556, 0.1186
-ROUTING = "tokens choose experts evenly and independently"
+ROUTING = "experts of gamma-distributed popularity, chosen by each token independently"
 
 
 def excess_of_busiest(ranks: Quantity) -> Quantity:
@@ -25,52 +28,60 @@ def excess_of_busiest(ranks: Quantity) -> Quantity:
 
 
 @equation(
-    "n = min(E/x, m + z(x) · √(m · (1-p))), p = 1-(1-k/E)^T, m = p·E/x",
+    "n = min(E/x, m + z(x) · √(m · (1-p))), m = p·E/x, p = max(k/E, 1-(1-T·ln(1-k/E)/a)^-a)",
     unit="experts",
     symbols={
         "num_experts": "E",
         "experts_per_token": "k",
         "num_tokens": "T",
         "expert_ranks": "x",
+        "evenness": "a",
     },
     source=ROUTING,
 )
 def experts_read(
     *,
-    num_experts: Quantity,
-    experts_per_token: Quantity,
+    num_experts: float,
+    experts_per_token: float,
     num_tokens: Quantity,
     expert_ranks: Quantity,
+    evenness: float,
 ) -> Quantity:
     """Return how many different experts the busiest rank reads in one layer."""
-    touched = 1 - (1 - experts_per_token / num_experts) ** num_tokens
+    if experts_per_token >= num_experts:
+        return num_experts / expert_ranks
+    visits = -num_tokens * math.log(1 - experts_per_token / num_experts)
+    touched = maximum(experts_per_token / num_experts, 1 - (1 + visits / evenness) ** -evenness)
     mean = touched * num_experts / expert_ranks
     spread = maximum(0.0, mean * (1 - touched)) ** 0.5
     return minimum(num_experts / expert_ranks, mean + excess_of_busiest(expert_ranks) * spread)
 
 
 @equation(
-    "n = min(T · min(k, E/x), μ + z(x) · √(μ · (1-1/x) · (E-k)/(E-1))), μ = T·k/x",
+    "n = min(T · min(k, E/x), μ + z(x) · √(μ · (1-1/x) · ((E-k)/(E-1) + μ·x/(a·E)))), μ = T·k/x",
     unit="tokens",
     symbols={
         "num_experts": "E",
         "experts_per_token": "k",
         "num_tokens": "T",
         "expert_ranks": "x",
+        "evenness": "a",
     },
     source=ROUTING,
 )
 def expert_visits(
     *,
-    num_experts: Quantity,
-    experts_per_token: Quantity,
+    num_experts: float,
+    experts_per_token: float,
     num_tokens: Quantity,
     expert_ranks: Quantity,
+    evenness: float,
 ) -> Quantity:
     """Return how many visits of a token to an expert the busiest rank computes in one layer."""
     mean = num_tokens * experts_per_token / expert_ranks
-    others = (num_experts - experts_per_token) / maximum(1.0, num_experts - 1)
-    spread = (mean * (1 - 1 / expert_ranks) * others) ** 0.5
+    others = (num_experts - experts_per_token) / max(1.0, num_experts - 1)
+    popular = mean * expert_ranks / (evenness * num_experts)
+    spread = (mean * (1 - 1 / expert_ranks) * (others + popular)) ** 0.5
     most = num_tokens * minimum(experts_per_token, num_experts / expert_ranks)
     return minimum(most, mean + excess_of_busiest(expert_ranks) * spread)
 

@@ -10,7 +10,7 @@ from planner.cost.communication import (
 )
 from planner.cost.experts import dispatch_share
 from planner.cost.kv_cache import cache_bytes
-from planner.workload.operators import Operation, link_for
+from planner.workload.operators import Operation, latency_for, link_for
 from planner.workload.setting import Setting
 
 REDUCES_PER_LAYER = 2  # after attention and after the feed-forward block
@@ -27,7 +27,7 @@ def communication(run: Operation) -> float:
         payload_bytes=payload / run.work.steps,
         ranks=layout.tensor,
         link_bytes_per_s=link_for(setting, run.rates, layout.tensor),
-        latency_s=run.rates.latency_s,
+        latency_s=latency_for(run.rates, layout.tensor),
         count=_reduces(setting) * run.work.steps,
     )
     if any_of(_exchanging_ranks(setting) > 1):
@@ -75,7 +75,7 @@ def _expert_exchange(run: Operation, token_bytes: float) -> float:
         payload_bytes=run.work.routed_tokens / run.work.steps * share * token_bytes,
         ranks=_exchanging_ranks(setting),
         link_bytes_per_s=link_for(setting, run.rates, layout.expert_group),
-        latency_s=run.rates.latency_s,
+        latency_s=latency_for(run.rates, _exchanging_ranks(setting)),
         count=model.num_moe_layers * run.work.steps,
     )
 

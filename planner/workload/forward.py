@@ -16,6 +16,9 @@ from planner.workload.mixture import experts
 from planner.workload.operators import Operation, Part, Pass
 from planner.workload.setting import Setting, rates_of
 
+# Fused operators of a dense layer: two norms, query-key-value, rotation, cache write, attention,
+# output, gate and up, activation, down, sums. A mixture adds router, top-k, sorting, combining.
+LAYER_OPERATORS, ROUTING_OPERATORS = 12, 4
 LINEARS_PER_LAYER = 7  # query, key, value, output and three feed-forward matrices
 # Bytes that operators other than matrix products move, in elements per token and layer: eager
 # kernels write every intermediate result, fused ones only block boundaries.
@@ -101,6 +104,7 @@ def overhead(run: Operation) -> tuple[float, float]:
         layer_overhead_s=engine.layer_overhead_s,
         passes=run.work.steps,
     )
+    issue += _routing(run)
     if not engine.step_overhead_s and not engine.request_overhead_s:
         return issue, 0.0
     return issue, run.ledger.term(
@@ -109,6 +113,23 @@ def overhead(run: Operation) -> tuple[float, float]:
         requests=run.work.sequences,
         request_overhead_s=engine.request_overhead_s,
         step_overhead_s=engine.step_overhead_s * run.work.steps,
+    )
+
+
+def _routing(run: Operation) -> float:
+    """Cost the operators of a mixture layer that a dense one has not, beside their work."""
+    engine, layers = run.setting.engine, run.setting.model.num_moe_layers
+    if not layers:
+        return 0.0
+    share = ROUTING_OPERATORS / LAYER_OPERATORS
+    return run.ledger.term(
+        overhead_seconds,
+        run.line("Routing tokens", "routing", "overhead"),
+        num_layers=layers,
+        ops_per_layer=engine.ops_per_layer * share,
+        op_overhead_s=run.rates.op_overhead_s,
+        layer_overhead_s=engine.layer_overhead_s * share,
+        passes=run.work.steps,
     )
 
 

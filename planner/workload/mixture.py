@@ -1,5 +1,6 @@
 """The routed experts of one pass: what the busiest rank reads and computes."""
 
+from planner.catalog.engines import routing_evenness
 from planner.cost.compute import matmul_flops
 from planner.cost.experts import expert_visits, experts_read
 from planner.workload.linear import read_bytes_per_weight
@@ -21,6 +22,7 @@ def experts(run: Operation) -> Part:
         experts_per_token=model.num_experts_per_tok,
         num_tokens=run.work.routed_tokens,
         expert_ranks=layout.expert,
+        evenness=routing_evenness(),
     )
     read = run.ledger.term(
         experts_read,
@@ -29,6 +31,7 @@ def experts(run: Operation) -> Part:
         experts_per_token=model.num_experts_per_tok,
         num_tokens=run.work.routed_tokens / steps,
         expert_ranks=layout.expert,
+        evenness=routing_evenness(),
     )
     flops = run.ledger.term(
         matmul_flops,
@@ -37,4 +40,4 @@ def experts(run: Operation) -> Part:
         num_tokens=visits,
     )
     moved = held * read * steps * read_bytes_per_weight(setting, setting.format_of("experts"))
-    return run.roofline(("Experts", "linear", "experts"), flops, moved)
+    return run.roofline(("Experts", "experts", "experts"), flops, moved)

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from planner.cost.columns import Flag, is_column, where
+import numpy as np
+
+from planner.cost.columns import Flag, is_column, maximum, where
 from planner.cost.compute import matmul_flops
 from planner.cost.equation import Ledger, Line
 from planner.cost.layers import PerGroup
@@ -11,6 +13,7 @@ from planner.cost.sparsity import GEMM_SPEEDUP
 from planner.specs.base import OperatorClass
 from planner.workload.setting import Rates, Setting
 
+ROUNDS_IN_A_NODE = 3  # eight ranks
 # Operators whose weights pruning makes sparse: the output head stays dense.
 PRUNED = frozenset({"linear", "experts"})
 
@@ -102,6 +105,16 @@ class Operation:
         computing = self.line(name, part, "compute", key)
         reading = self.line(name, part, "memory_bandwidth", key)
         return replace(reading, factor=where(is_compute, computing.factor, reading.factor))
+
+
+def latency_for(rates: Rates, ranks: float) -> float:
+    """Return the latency of a collective: it takes as many rounds as ranks can be halved.
+
+    Source: Thakur et al. 2005, optimisation of collective communication in MPICH (recursive
+    doubling for short messages); the engine's figure is that of a node of eight.
+    """
+    rounds: float = np.log2(maximum(ranks, 1))
+    return rates.latency_s * rounds / ROUNDS_IN_A_NODE
 
 
 def link_for(setting: Setting, rates: Rates, ranks: float) -> float:

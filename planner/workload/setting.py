@@ -47,6 +47,10 @@ CONSUMER_FALLBACK: dict[Dtype, tuple[Dtype, ...]] = {
 }
 
 
+# Parts that dense models do not show take the factor of the part that is most like them.
+SHOWN_BY = {"experts": "linear", "routing": "issue"}
+
+
 @dataclass(frozen=True)
 class Layout:
     """How the work is laid out: groups of ranks, micro-batches, what is split over whom.
@@ -232,7 +236,9 @@ class Setting:
         """Return what published serving sweeps multiply a part of a pass with."""
         fitted = self.engine.serving_factors
         family = fitted.get(self.device.architecture) or fitted.get(ANY_ARCHITECTURE, {})
-        return family.get(part, 1.0) * self._stream_factor(part)
+        phase, _, own = part.partition("_")
+        alike = family.get(f"{phase}_{SHOWN_BY.get(own, own)}", 1.0)
+        return family.get(part, alike) * self._stream_factor(part)
 
     def _stream_factor(self, part: str) -> float:
         """Return what published single streams multiply a part of a pass with.
