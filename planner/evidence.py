@@ -46,6 +46,12 @@ SUPERSEDED = {"narayanan2021-t1", "narayanan2021-t2"}
 # Rows of models whose architecture is covered since the factors were fitted join the next fit.
 COVERED_SINCE_THE_FIT = frozenset(
     {
+        "Nemotron_3_5_Lightning",
+        "Nemotron_3_Nano",
+        "Nemotron_3_Super",
+        "Nemotron_3_Ultra",
+        "Qwen/Qwen2-57B-A14B-Instruct",
+        "bigscience/bloomz-7b1",
         "deepseek-ai/DeepSeek-R1",
         "deepseek-ai/DeepSeek-R1-0528",
         "deepseek-ai/DeepSeek-V3",

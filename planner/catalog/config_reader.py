@@ -27,8 +27,20 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "head_dim": ("attention_head_dim",),
     "torch_dtype": ("dtype",),
     "sliding_window": ("sliding_window_size", "swa_window"),
-    "sliding_window_pattern": ("_sliding_window_pattern",),
+    "sliding_window_pattern": ("_sliding_window_pattern", "global_attn_every_n_layers"),
+    "expert_hidden_size": ("moe_latent_size", "routed_expert_hidden_size"),
+    "hidden_size": ("n_embed", "n_embd", "d_model"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "max_position_embeddings": ("seq_length", "n_positions", "max_sequence_length"),
+    "attention_output_bias": ("attention_out_bias",),
 }
+
+
+def _same_everywhere(value: Any) -> Any:  # noqa: ANN401 - a JSON value may be of any type
+    """Return the one value of a list that repeats it for each layer, else the value itself."""
+    is_list = isinstance(value, list) and bool(value)
+    return value[0] if is_list and all(entry == value[0] for entry in value) else value
 
 
 class ConfigReader:
@@ -70,7 +82,7 @@ class ConfigReader:
         Raises:
             BadConfigError: it is missing or out of range; the message has the config's own name.
         """
-        value = self.get(name)
+        value = _same_everywhere(self.get(name))
         if value is None:
             value = default
         own = self.spelling(name)

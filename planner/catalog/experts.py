@@ -3,7 +3,7 @@
 from typing import Any
 
 from planner.catalog.config_reader import ConfigReader
-from planner.catalog.families import Family
+from planner.catalog.family import Family
 from planner.catalog.layer_groups import layer_types
 
 REQUIRED = ("num_experts", "num_experts_per_tok")
@@ -18,6 +18,8 @@ def read_experts(reader: ConfigReader, family: Family) -> dict[str, Any]:
         reader.integer(name)
     width = reader.integer("moe_intermediate_size", reader.get("intermediate_size"))
     shared = reader.integer("num_shared_experts", family.shared_experts)
+    if reader.get("shared_expert_intermediate_size") == 0:
+        shared = 0
     return {
         "num_experts": reader.integer("num_experts"),
         "num_experts_per_tok": reader.integer("num_experts_per_tok"),
@@ -25,6 +27,7 @@ def read_experts(reader: ConfigReader, family: Family) -> dict[str, Any]:
         "num_shared_experts": shared,
         "shared_expert_intermediate_size": _shared_width(reader, shared),
         "shared_expert_gate": family.shared_expert_gate and shared > 0,
+        "expert_hidden_size": reader.integer("expert_hidden_size", 0),
         "router_bias": family.router_bias,
         "expert_bias": family.expert_bias,
         "num_dense_layers": dense_layers(reader),
@@ -50,16 +53,27 @@ def dense_layers(reader: ConfigReader) -> int:
     return sum(not _is_sparse(reader, layer) for layer in range(layers))
 
 
+def _ernie(reader: ConfigReader, layer: int) -> bool:
+    """Return whether a layer has experts by a first, a last and an interval."""
+    config = reader.config
+    last = int(config.get("moe_layer_end_index") or -1)
+    end = last if last >= 0 else reader.integer("num_hidden_layers") - 1
+    inside = int(config["moe_layer_start_index"]) <= layer <= end
+    return inside and (layer + 1) % int(config.get("moe_layer_interval") or 1) == 0
+
+
 def _is_sparse(reader: ConfigReader, layer: int) -> bool:
     """Return whether a layer has experts by the rule that the config gives for all layers."""
     config = reader.config
+    if config.get("moe_layer_start_index") is not None:
+        return _ernie(reader, layer)
     if config.get("moe_layers"):
         return layer in config["moe_layers"]
     if config.get("interleave_moe_layer_step"):
         return bool((layer + 1) % int(config["interleave_moe_layer_step"]) == 0)
     if layer in (config.get("mlp_only_layers") or ()):
         return False
-    first = int(config.get("first_k_dense_replace") or 0)
+    first = int(config.get("first_k_dense_replace") or config.get("num_dense_layers") or 0)
     if layer < first or layer % int(config.get("moe_layer_freq") or 1):
         return False
     return bool((layer + 1) % int(config.get("decoder_sparse_step") or 1) == 0)

@@ -66,7 +66,10 @@ def model_from_config(config: dict[str, Any], model_id: str = "custom") -> Model
     reader = ConfigReader(config)
     family = _family_of(reader)
     reader.names = family.names
-    reader.config = {**family.defaults, **reader.config}
+    told = {name: value for name, value in reader.config.items() if name not in family.ignores}
+    reader.config = {**family.defaults, **told}
+    if reader.get("num_hidden_layers") is None and reader.has("layers_block_type"):
+        reader.config["num_hidden_layers"] = len(reader.get("layers_block_type"))
     missing = [reader.spelling(name) for name in REQUIRED if reader.get(name) is None]
     if missing:
         raise BadConfigError(
@@ -155,11 +158,18 @@ def _key_value_heads(reader: ConfigReader, heads: int) -> int:
     return 1 if reader.config.get("multi_query", True) else heads
 
 
+def _has_qk_norm(reader: ConfigReader, family: Family) -> bool:
+    switch = family.qk_norm_switch
+    return family.qk_norm if switch is None else reader.flag(switch, default=False)
+
+
 def _structure(reader: ConfigReader, family: Family) -> dict[str, Any]:
     bias = reader.flag("attention_bias", default=family.attention_bias)
     norms = family.norms_per_layer
     if reader.model_type == "falcon" and not reader.config.get("new_decoder_architecture"):
         norms = 1 if reader.config.get("parallel_attn", True) else 2
+    if reader.model_type == "stablelm" and reader.flag("use_parallel_residual", default=False):
+        norms = 1
     offset = family.learned_positions_offset
     context = reader.integer("max_position_embeddings", DEFAULT_CONTEXT)
     return {
@@ -168,13 +178,16 @@ def _structure(reader: ConfigReader, family: Family) -> dict[str, Any]:
         "norm": family.norm,
         "norm_bias": family.norm_bias,
         "norms_per_layer": norms,
-        "qk_norm": family.qk_norm,
+        "qk_norm": _has_qk_norm(reader, family),
         "qk_norm_width": family.qk_norm_width,
         "attention_bias": bias,
-        "attention_output_bias": bias
-        if family.output_bias_follows
-        else family.attention_output_bias,
+        "attention_output_bias": reader.flag(
+            "attention_output_bias",
+            default=bias if family.output_bias_follows else family.attention_output_bias,
+        ),
         "mlp_bias": reader.flag("mlp_bias", default=family.mlp_bias),
-        "lm_head_bias": family.lm_head_bias,
+        "lm_head_bias": reader.flag("lm_head_bias", default=family.lm_head_bias),
+        "extra_parameters": family.extra_per_layer * reader.integer("num_hidden_layers")
+        + family.extra_hidden_vectors * reader.integer("hidden_size"),
         "learned_positions": 0 if offset is None else context + offset,
     }

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from planner.catalog.config_reader import ConfigReader
-from planner.catalog.families import Family
+from planner.catalog.family import Family
 from planner.errors import BadConfigError
 from planner.specs.layers import (
     AttentionLayers,
@@ -127,7 +127,7 @@ def _attention(reader: ConfigReader, family: Family, kind: str, count: int) -> A
             "count": count,
             "window": windows.get(kind),
             "output_gate": family.output_gate,
-            "sinks": family.sinks,
+            "sinks": family.sinks or (family.sliding_sinks and kind == "sliding"),
             **_own_shape(reader, kind),
         }
     )

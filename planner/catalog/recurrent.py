@@ -60,3 +60,20 @@ def mamba2(reader: ConfigReader, count: int) -> RecurrentLayers:
         linear_parameters=projections,
         small_parameters=channels * (kernel + has_bias) + 3 * heads + inner + bias,
     )
+
+
+def lightning_attention(reader: ConfigReader, count: int) -> RecurrentLayers:
+    """Return layers of linear attention with a fixed decay in each head.
+
+    Source: Qin et al. 2024 (Lightning Attention), arXiv:2401.04658.
+    """
+    hidden, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+    dim = reader.integer("head_dim", hidden // heads)
+    return RecurrentLayers(
+        count=count,
+        num_heads=heads,
+        key_dim=dim,
+        value_dim=dim,
+        linear_parameters=5 * hidden * heads * dim,
+        small_parameters=heads * dim,
+    )

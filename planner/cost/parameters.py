@@ -112,7 +112,7 @@ def _block(model: ModelSpec, hidden: int, intermediate: int) -> int:
 def _small_parameters(model: ModelSpec, mixers: MixerCounts) -> int:
     """Return the norms, biases, routers and gates of all layers, and those outside them."""
     hidden = model.hidden_size
-    norm = hidden * (2 if model.norm_bias else 1)
+    norm = hidden * (2 if model.norm_bias else 1) if model.norms_per_layer else 0
     head_bias = model.vocab_size if model.lm_head_bias else 0
     layers = model.num_hidden_layers * model.norms_per_layer * norm + mixers.small
     dense = model.num_feed_forward_layers * _block_bias(model, model.intermediate_size)

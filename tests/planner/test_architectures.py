@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.catalog.models import get_model
+from planner.catalog.models import get_model, list_models
 from planner.cost.equation import Ledger, Line
 from planner.cost.kv_cache import cache_bytes, layer_tokens
 from planner.cost.parameters import count_parameters
@@ -148,3 +148,52 @@ def test_the_latent_cache_lets_eight_cards_serve_far_more_than_heads_would():
     )
 
     assert found.performance.max_concurrency > 100
+
+
+def test_nemotron_layers_mix_tokens_or_feed_forward_but_never_both():
+    model = get_model("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")
+    counts = {group.kind: group.count for group in model.layers_by_attention}
+
+    assert counts == {"recurrent": 23, "none": 23, "full": 6}
+    assert (model.num_moe_layers, model.num_feed_forward_layers) == (23, 0)
+
+
+def test_nemotron_keeps_a_mamba_state_a_sequence_and_keys_in_six_layers():
+    state = 64 * 64 * 128 * 4 + (64 * 64 + 2 * 8 * 128) * 3 * 2
+
+    assert cached("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 1000.0) == (
+        6 * 2 * 2 * 128 * 2 * 1000 + 23 * state
+    )
+
+
+def test_mimo_slides_with_wider_heads_in_39_layers():
+    sliding, full = 39 * 8 * (192 + 128) * 2 * 128, 9 * 4 * (192 + 128) * 2
+
+    assert cached("XiaomiMiMo/MiMo-V2-Flash", 5000.0) == sliding + full * 5000
+
+
+def test_gemma_3_keeps_a_window_in_five_of_six_layers():
+    per_layer = 2 * 16 * 128 * 2
+
+    assert cached("google/gemma-3-27b-it", 10_000.0) == per_layer * (52 * 1024 + 10 * 10_000)
+
+
+def test_command_r7b_keeps_a_window_in_three_of_four_layers():
+    model = get_model("CohereLabs/c4ai-command-r7b-12-2024")
+
+    assert [(g.kind, g.count) for g in model.layers_by_attention] == [("sliding", 24), ("full", 8)]
+
+
+def test_experts_on_a_latent_are_narrower_than_the_model():
+    model = get_model("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8")
+
+    assert model.expert_hidden_size == 1024 < model.hidden_size
+
+
+def test_every_model_of_the_catalog_can_be_served():
+    for entry in list_models():
+        model = get_model(entry.id)
+        kept = layer_tokens(model, 4096.0, paged=True)
+        record = (Ledger(), Line("memory", "cache"))
+
+        assert cache_bytes(model, kept, 8, BF16, record) > 0, entry.id

@@ -65,6 +65,9 @@ ELSEWHERE = {
     "qwen3_vl_text",
     "qwen3_vl_moe_text",
     "kimi_k2",
+    "internlm",
+    "mistral3",
+    "mimo_v2_flash",
 }
 # Corrections of the router that checkpoints hold but no optimiser trains.
 ROUTER_BIAS = "e_score_correction_bias"

@@ -1,0 +1,53 @@
+"""What the models of one family have in common and their configs do not say."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from planner.catalog.config_reader import ConfigReader
+from planner.specs.layers import OutputGate, RecurrentLayers
+
+
+@dataclass(frozen=True)
+class Family:
+    """The structure that all models of one ``model_type`` share."""
+
+    gated_mlp: bool = True
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    norm_bias: bool = False
+    norms_per_layer: int = 2
+    qk_norm: bool = False
+    qk_norm_width: Literal["head", "full"] = "head"
+    attention_bias: bool = False
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    lm_head_bias: bool = False
+    tied_by_default: bool = False
+    learned_positions_offset: int | None = None
+    default_ffn_multiple: int | None = None
+    sparse: bool = False
+    may_be_dense: bool = False
+    shared_experts: int = 0
+    shared_expert_gate: bool = False
+    router_bias: bool = False
+    expert_bias: bool = False
+    output_bias_follows: bool = False
+    # The config's switch for norms of queries and keys, where not all models have them.
+    qk_norm_switch: str | None = None
+    # Small parameters of one layer, and vectors of the hidden size outside the layers.
+    extra_per_layer: int = 0
+    extra_hidden_vectors: int = 0
+    output_gate: OutputGate = "none"
+    sinks: bool = False
+    sliding_sinks: bool = False
+    indexed: bool = False
+    # Every so many layers one attends to everything, the others are of the rest kind.
+    full_every: int = 0
+    rest_kind: Literal["sliding", "chunked", "recurrent"] = "sliding"
+    recurrent: Callable[[ConfigReader, int], RecurrentLayers] | None = None
+    fused_gate_width: bool = False
+    # Fields that its configs carry without a meaning.
+    ignores: tuple[str, ...] = ()
+    names: dict[str, str] = field(default_factory=dict)
+    # What the family's own code fills in where a config leaves it out.
+    defaults: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,93 @@
+"""Families with experts, latents or states: what their configs do not say."""
+
+from dataclasses import replace
+
+from planner.catalog.family import Family
+from planner.catalog.recurrent import gated_delta_net, lightning_attention, mamba2
+
+LATENT = Family(sparse=True)
+HYBRID_QWEN = Family(
+    qk_norm=True,
+    output_bias_follows=True,
+    output_gate="element",
+    recurrent=gated_delta_net,
+    full_every=4,
+    rest_kind="recurrent",
+)
+ROUTED = Family(sparse=True, qk_norm=True, router_bias=True)
+
+
+SPARSE: dict[str, Family] = {
+    "mixtral": Family(sparse=True, names={"num_experts": "num_local_experts"}),
+    "qwen3_moe": Family(qk_norm=True, sparse=True, output_bias_follows=True),
+    "qwen3_vl_moe_text": Family(qk_norm=True, sparse=True),
+    "deepseek_v2": LATENT,
+    "deepseek_v3": replace(LATENT, router_bias=True),
+    "kimi_k2": replace(LATENT, router_bias=True),
+    "glm4_moe_lite": replace(LATENT, router_bias=True),
+    "deepseek_v32": replace(LATENT, router_bias=True, indexed=True),
+    "glm_moe_dsa": replace(LATENT, router_bias=True, indexed=True),
+    "gpt_oss": Family(
+        attention_bias=True,
+        output_bias_follows=True,
+        sparse=True,
+        expert_bias=True,
+        router_bias=True,
+        sinks=True,
+        full_every=2,
+    ),
+    "qwen3_next": replace(HYBRID_QWEN, sparse=True, shared_expert_gate=True, shared_experts=1),
+    "qwen3_5_text": HYBRID_QWEN,
+    "qwen3_5_moe_text": replace(
+        HYBRID_QWEN, sparse=True, shared_expert_gate=True, shared_experts=1
+    ),
+    "llama4_text": Family(
+        sparse=True,
+        shared_experts=1,
+        full_every=4,
+        rest_kind="chunked",
+        names={
+            "intermediate_size": "intermediate_size_mlp",
+            "moe_intermediate_size": "intermediate_size",
+        },
+    ),
+    "qwen2_moe": Family(
+        sparse=True,
+        attention_bias=True,
+        shared_experts=1,
+        shared_expert_gate=True,
+        names={"attention_bias": "qkv_bias"},
+    ),
+    "olmoe": Family(sparse=True, qk_norm=True, qk_norm_width="full", output_bias_follows=True),
+    "flex_olmo": Family(sparse=True, qk_norm=True, qk_norm_width="full", output_bias_follows=True),
+    "granitemoe": Family(sparse=True, output_bias_follows=True),
+    "granitemoeshared": Family(sparse=True, shared_experts=1, output_bias_follows=True),
+    "phimoe": Family(sparse=True, norm="layernorm", norm_bias=True, output_bias_follows=True),
+    "dots1": ROUTED,
+    "glm4_moe": replace(ROUTED, qk_norm=False, qk_norm_switch="use_qk_norm"),
+    "ernie4_5_moe": Family(
+        sparse=True,
+        router_bias=True,
+        tied_by_default=True,
+        output_bias_follows=True,
+        names={"attention_bias": "use_bias", "mlp_bias": "use_bias"},
+    ),
+    "hunyuan_v1_moe": Family(
+        sparse=True, qk_norm=True, shared_experts=1, output_bias_follows=True
+    ),
+    "exaone_moe": replace(ROUTED, full_every=4),
+    "minimax_m2": replace(ROUTED, qk_norm_width="full"),
+    "minimax": Family(
+        sparse=True, recurrent=lightning_attention, full_every=2, rest_kind="recurrent"
+    ),
+    "mimo_v2_flash": Family(sparse=True, router_bias=True, sliding_sinks=True),
+    "afmoe": replace(ROUTED, norms_per_layer=4, output_gate="element", full_every=4),
+    "nemotron_h": Family(
+        sparse=True,
+        may_be_dense=True,
+        gated_mlp=False,
+        norms_per_layer=1,
+        router_bias=True,
+        recurrent=mamba2,
+    ),
+}
