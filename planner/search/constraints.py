@@ -10,6 +10,12 @@ OWN_FIGURES = (
     "quality_loss_ratio",
     "energy_joules_per_token",
     "cost_usd_per_million_tokens",
+    "carbon_grams_per_million_tokens",
+    "electricity_usd_per_million_tokens",
+    "run_energy_joules",
+    "run_cost_usd",
+    "run_carbon_grams",
+    "run_electricity_usd",
 )
 FIGURES = frozenset({*Performance.model_fields, *OWN_FIGURES})
 UNITS = {"_seconds": "s", "_bytes": "B", "_per_second": "1/s", "_usd": "USD"}

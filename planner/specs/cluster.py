@@ -111,6 +111,7 @@ class ClusterSpec(SparseSpec):
 
     ``instance`` is the id of a cloud offer, which brings the device, how many of them a node
     has, its memory and its price; a cluster that is nothing but such an id may be that text.
+    ``grid_gco2_per_kwh`` and ``electricity_usd_per_kwh`` are those of the place, where known.
     """
 
     device: str | DeviceSpec
@@ -122,6 +123,8 @@ class ClusterSpec(SparseSpec):
     host_memory_bytes: PositiveInt | None = None
     host_to_device_bandwidth_bytes_per_second: PositiveFloat | None = None
     disk_bandwidth_bytes_per_second: PositiveFloat | None = None
+    grid_gco2_per_kwh: NonNegativeFloat | None = None
+    electricity_usd_per_kwh: NonNegativeFloat | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -155,6 +155,12 @@ class Estimate(SparseSpec):
     quality: Quality | None = None
     energy_joules_per_token: float | None = None
     cost_usd_per_million_tokens: float | None = None
+    carbon_grams_per_million_tokens: float | None = None
+    electricity_usd_per_million_tokens: float | None = None
+    run_energy_joules: float | None = None
+    run_cost_usd: float | None = None
+    run_carbon_grams: float | None = None
+    run_electricity_usd: float | None = None
     strategy: Strategy
     engine: str
     warnings: tuple[str, ...] = ()

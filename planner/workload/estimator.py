@@ -10,8 +10,7 @@ from planner.catalog.quality import (
     pruning_quality,
     weight_quality,
 )
-from planner.cost.energy import joules_per_token, usd_per_million_tokens
-from planner.cost.equation import Ledger, Line, Origin
+from planner.cost.equation import Ledger
 from planner.specs.base import Dtype
 from planner.specs.estimate import Estimate, EstimateRequest, Quality
 from planner.specs.workload import (
@@ -21,6 +20,7 @@ from planner.specs.workload import (
     TrainWorkload,
 )
 from planner.workload.compress import compress, target_dtype
+from planner.workload.expense import expense
 from planner.workload.generate import generate
 from planner.workload.intervals import confidence_of, intervals_of
 from planner.workload.outcome import Outcome
@@ -30,7 +30,6 @@ from planner.workload.setting import Setting
 from planner.workload.train import train
 from planner.workload.under_load import under_load
 
-GROUP = "energy"
 GIB = 1024**3
 BILLION = 1e9
 
@@ -46,7 +45,7 @@ def estimate_request(request: EstimateRequest, *, explain: bool = True) -> Estim
     outcome = run(setting, ledger)
     if explain:
         outcome = _with_percentiles(setting, outcome, ledger)
-    energy, money = _energy_and_money(setting, outcome, ledger)
+    spent = expense(setting, outcome, ledger, _rented(setting))
     memory = outcome.memory.answer()
     confidence = confidence_of(setting)
     return Estimate(
@@ -54,12 +53,15 @@ def estimate_request(request: EstimateRequest, *, explain: bool = True) -> Estim
         fits=outcome.fits,
         memory=memory,
         performance=outcome.performance,
-        interval=intervals_of(
-            confidence,
-            outcome.performance,
-            memory,
-            queued=isinstance(request.workload, ServeWorkload),
-        ),
+        interval={
+            **intervals_of(
+                confidence,
+                outcome.performance,
+                memory,
+                queued=isinstance(request.workload, ServeWorkload),
+            ),
+            **spent.intervals,
+        },
         error_class=confidence.error_class,
         bound_by=outcome.bound_by,
         time_breakdown_seconds={
@@ -67,13 +69,12 @@ def estimate_request(request: EstimateRequest, *, explain: bool = True) -> Estim
             for phase, seconds in outcome.phases.items()
         },
         quality=_quality(setting),
-        energy_joules_per_token=energy,
-        cost_usd_per_million_tokens=money,
         strategy=setting.strategy,
         engine=setting.engine.key,
         warnings=(*setting.warnings, *outcome.warnings, *_host_warnings(setting, outcome)),
         calibration=_calibration(setting),
         terms=ledger.terms() if explain else (),
+        **spent.figures,
     )
 
 
@@ -108,34 +109,6 @@ def _host_warnings(setting: Setting, outcome: Outcome) -> tuple[str, ...]:
         return ()
     need, have = needed / GIB, available / GIB
     return (f"offloading needs {need:.1f} GiB of host memory, {have:.1f} GiB are there",)
-
-
-def _energy_and_money(
-    setting: Setting, outcome: Outcome, ledger: Ledger
-) -> tuple[float | None, float | None]:
-    rate, device = outcome.energy_tokens_per_second, setting.device
-    if not rate:
-        return None, None
-    energy = money = None
-    origin = Origin("published", device.source or "")
-    price = device.price_source or device.source or ""
-    if device.tdp_watts:
-        energy = ledger.term(
-            joules_per_token,
-            Line(GROUP, "Energy per token", origin=origin),
-            num_devices=setting.layout.devices,
-            power_watts=device.tdp_watts,
-            tokens_per_s=rate,
-        )
-    if device.price_usd_per_hour:
-        money = ledger.term(
-            usd_per_million_tokens,
-            Line(GROUP, "Cost per million tokens", origin=Origin("published", price)),
-            num_devices=_rented(setting),
-            hourly_usd=device.price_usd_per_hour,
-            tokens_per_s=rate,
-        )
-    return energy, money
 
 
 def _rented(setting: Setting) -> int:

@@ -124,13 +124,6 @@ def test_an_engine_without_figures_falls_back_with_a_warning_and_wider_intervals
     assert widths[1] > widths[0]
 
 
-def test_energy_is_rated_power_over_throughput():
-    found = ask(engine="vllm")
-    rate = found.performance.output_tokens_per_second
-
-    assert found.energy_joules_per_token == pytest.approx(700 / rate)
-
-
 def test_a_price_gives_dollars_per_million_tokens():
     device = {
         "memory_bytes": 80 * 1024**3,
