@@ -9,7 +9,7 @@ from typing import TextIO, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from planner.accuracy import accuracy_page
-from planner.api import estimate, plan
+from planner.api import estimate, inverse, plan
 from planner.catalog.devices import get_device, list_devices
 from planner.catalog.instances import Instance, get_instance, list_instances
 from planner.catalog.models import get_entry, get_model, list_models
@@ -21,6 +21,7 @@ from planner.factors import build_factors
 from planner.specs.base import JsonObject
 from planner.specs.cluster import DeviceSpec
 from planner.specs.estimate import EstimateRequest
+from planner.specs.inverse import InverseRequest
 from planner.specs.plan import PlanAnswer, PlannedStrategy, PlanRequest
 from planner.techniques.examples import technique_row
 from planner.techniques.registry import TECHNIQUES, get
@@ -86,6 +87,13 @@ def run_plan(source: TextIO, sink: TextIO) -> int:
     answer = plan(parsed(PlanRequest, source.read()))
     sink.write(answer.model_dump_json(indent=2) + "\n")
     return OK if answer.plans else NOTHING
+
+
+def run_inverse(source: TextIO, sink: TextIO) -> int:
+    """Answer one inverse question with one document; the status says whether there is a limit."""
+    answer = inverse(parsed(InverseRequest, source.read()))
+    sink.write(answer.model_dump_json(indent=2) + "\n")
+    return OK if answer.limits else NOTHING
 
 
 def run_export(
@@ -208,6 +216,7 @@ def arguments() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("estimate", help="JSON Lines in, JSON Lines out: cost fixed strategies")
     commands.add_parser("plan", help="one JSON request in, ranked plans out")
+    commands.add_parser("inverse", help="how far one thing goes: a request with its question")
     calibrating = commands.add_parser("calibrate", help="fit factors to published measurements")
     calibrating.add_argument("what", nargs="?", choices=("speed", "quality"), default="speed")
     commands.add_parser("accuracy", help="predicted against published, as the docs page")
@@ -228,6 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands: dict[str, Callable[[], int]] = {
         "estimate": lambda: run_estimate(sys.stdin, sys.stdout),
         "plan": lambda: run_plan(sys.stdin, sys.stdout),
+        "inverse": lambda: run_inverse(sys.stdin, sys.stdout),
         "accuracy": lambda: run_accuracy(sys.stdout),
         "calibrate": lambda: run_calibrate(sys.stdout, chosen.what),
         "export": lambda: run_export(

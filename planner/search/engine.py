@@ -11,6 +11,7 @@ from planner.search.rank import devices_of, frontier, penalty, perplexity_ratio,
 from planner.search.rejection import Rejections, family_of
 from planner.search.space import Question, candidates
 from planner.search.suggest import suggestions
+from planner.search.tiers import advice_for, tier_of
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate, EstimateRequest
 from planner.specs.plan import Bound, PlanAnswer, PlannedStrategy, PlanRequest, Searched
@@ -63,9 +64,16 @@ def search(request: PlanRequest) -> PlanAnswer:
 
 def best_of(request: PlanRequest) -> Estimate | None:
     """Return the best feasible estimate of a request, or nothing when nothing fits."""
-    found = explore(request)
-    ranked = _ranked(request, found)
-    return ranked[0][0] if ranked else None
+    best = best_with_cluster(request, explore(request))
+    return best[0] if best else None
+
+
+def best_with_cluster(request: PlanRequest, found: Found) -> tuple[Estimate, ClusterSpec] | None:
+    """Return the best feasible estimate among what was found, and the cluster that it is for."""
+    if not found.feasible:
+        return None
+    estimate, question = min(found.feasible, key=lambda pair: penalty(pair[0], request.objective))
+    return estimate, _shown_cluster(question)
 
 
 def explore(request: PlanRequest) -> Found:
@@ -172,6 +180,8 @@ def _planned(
         reasons=_reasons(estimate, best),
         techniques=used_by(estimate.strategy, question.case),
         exports=formats_for(question.case, estimate.strategy),
+        tier=tier_of(question),
+        advice=advice_for(question, estimate),
     )
 
 

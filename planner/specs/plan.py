@@ -39,13 +39,19 @@ class PlanRequest(SparseSpec):
 
 
 class PlannedStrategy(Estimate):
-    """An estimate that the search offers, with the reasons for it."""
+    """An estimate that the search offers, with the reasons for it.
+
+    ``tier`` is where it runs, as a key of the technique registry; ``advice`` are the rules of
+    thumb that its figures contradict.
+    """
 
     rank: NonNegativeInt = 0
     cluster: ClusterSpec
     reasons: tuple[str, ...] = ()
     techniques: tuple[str, ...] = ()
     exports: tuple[str, ...] = ()
+    tier: str | None = None
+    advice: tuple[str, ...] = ()
 
 
 class Rejection(SparseSpec):

@@ -214,3 +214,30 @@ def test_calibrate_prints_the_factor_file(monkeypatch, capsys):
 
     assert command.main(["calibrate"]) == 0
     assert json.loads(capsys.readouterr().out) == {"version": "factors-1"}
+
+
+def test_an_inverse_question_is_answered_with_one_document(monkeypatch, capsys):
+    request = {**document(engine="vllm"), "question": "most_users"}
+    status, output = run(monkeypatch, capsys, ["inverse"], [request])
+    answer = json.loads(output.out)
+
+    assert status == 0
+    assert answer["limits"][0]["value"] >= 16
+    assert answer["limits"][0]["beyond"]["value"] == answer["limits"][0]["value"] + 1
+
+
+def test_an_inverse_question_without_an_answer_is_status_three(monkeypatch, capsys):
+    small = document(model=LLAMA_405B, device="rtx-4090", engine="vllm")
+    status, output = run(monkeypatch, capsys, ["inverse"], [{**small, "question": "most_users"}])
+
+    assert status == 3
+    assert json.loads(output.out)["smallest"]["constraint"] == "memory"
+
+
+def test_an_unknown_question_is_refused_with_its_field(monkeypatch, capsys):
+    status, output = run(
+        monkeypatch, capsys, ["inverse"], [{**document(), "question": "meaning_of_life"}]
+    )
+
+    assert status == 2
+    assert output.err.startswith("question: ")

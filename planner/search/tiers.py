@@ -1,0 +1,167 @@
+"""Where a plan runs, as the hardware guide sorts it, and where our figures contradict such rules.
+
+A rule of thumb is written once, with who says it and what it would give; what is computed here
+stands beside it whenever the two differ enough to buy the wrong card.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from planner.cost.parameters import count_parameters
+from planner.search.space import Question
+from planner.specs.estimate import Estimate
+from planner.specs.workload import TrainWorkload
+
+GUIDE = "Ersoy & Ersahin 2024, Llama 3.1 hardware guide"
+FOLKLORE = "common rule of thumb"
+GB, BILLION = 1e9, 1e9
+HALF_PRECISION_BYTES = 2
+ADAM_BYTES = 16
+CONTRADICTS = 1.25
+CONSUMER_WORDS = ("geforce", "rtx 2", "rtx 3", "rtx 4", "rtx 5", "arc", "radeon rx")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a rule is held against; every size in bytes over all devices unless it says device."""
+
+    parameters: int
+    device_bytes: int
+    devices: int
+    nodes: int
+    estimate: Estimate
+    is_training: bool
+
+    @property
+    def held_bytes(self) -> float:
+        """Return what all devices hold at the peak."""
+        return float(self.estimate.memory.per_device_peak_bytes * self.devices)
+
+    @property
+    def half_precision_bytes(self) -> float:
+        """Return the weights in 16 bits."""
+        return float(self.parameters * HALF_PRECISION_BYTES)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Somebody's advice: when it speaks about a plan, and what it says against our figures."""
+
+    source: str
+    says: str
+    speaks: Callable[[Facts], bool]
+    computed: Callable[[Facts], str]
+
+
+def tier_of(question: Question) -> str:
+    """Return where a plan runs: the technique registry has an entry for each tier."""
+    device, cluster = question.device, question.cluster
+    if cluster.nodes > 1:
+        return "tier_hpc"
+    if cluster.instance:
+        return "tier_cloud"
+    name = (device.name or device.id).lower()
+    at_home = device.kind in {"uma", "cpu"} or any(word in name for word in CONSUMER_WORDS)
+    return "tier_local_machine" if at_home and cluster.num_devices == 1 else "tier_local_server"
+
+
+def advice_for(question: Question, estimate: Estimate) -> tuple[str, ...]:
+    """Return the rules that a plan contradicts: who says what, and what comes out here."""
+    cluster = question.cluster
+    facts = Facts(
+        parameters=count_parameters(question.model).total,
+        device_bytes=question.device.memory_bytes,
+        devices=cluster.num_devices,
+        nodes=cluster.nodes,
+        estimate=estimate,
+        is_training=isinstance(question.request.workload, TrainWorkload),
+    )
+    return tuple(
+        f"{rule.says} ({rule.source}); here {rule.computed(facts)}"
+        for rule in RULES
+        if rule.speaks(facts)
+    )
+
+
+def _small_card(facts: Facts) -> bool:
+    fits_a_small_model = 6 * BILLION < facts.parameters < 9 * BILLION
+    small = 12 * GB <= facts.device_bytes < facts.half_precision_bytes
+    return fits_a_small_model and small and facts.devices == 1 and not facts.is_training
+
+
+def _professional_card(facts: Facts) -> bool:
+    large = 60 * BILLION < facts.parameters < 80 * BILLION
+    card = 24 * GB <= facts.device_bytes < 52 * GB
+    return large and card and facts.half_precision_bytes > facts.device_bytes * facts.devices
+
+
+def _one_server_is_enough(facts: Facts) -> bool:
+    huge = facts.parameters > 300 * BILLION
+    return huge and facts.nodes == 1 and facts.estimate.fits and not facts.is_training
+
+
+def _more_than_a_fifth(facts: Facts) -> bool:
+    wide = facts.estimate.strategy.weight_dtype in {"bf16", "fp16"}
+    rule = facts.half_precision_bytes * 1.2
+    needed = facts.half_precision_bytes + _cache(facts)
+    return wide and not facts.is_training and needed > rule * CONTRADICTS
+
+
+def _states_per_parameter(facts: Facts) -> float:
+    names = ("weights", "gradients", "optimizer_states", "adapters")
+    held = sum(facts.estimate.memory.breakdown_bytes.get(name, 0) for name in names)
+    return held * facts.devices / facts.parameters
+
+
+def _not_sixteen_bytes(facts: Facts) -> bool:
+    if not facts.is_training or facts.devices > 1:
+        return False
+    ratio = _states_per_parameter(facts) / ADAM_BYTES
+    return ratio > CONTRADICTS or ratio < 1 / CONTRADICTS
+
+
+RULES = (
+    Rule(
+        GUIDE,
+        "a 7B to 8B model fits a 12 GB card in FP16",
+        _small_card,
+        lambda f: (
+            f"its 16-bit weights are {f.half_precision_bytes / GB:.1f} GB of "
+            f"{f.device_bytes / GB:.1f}: fewer bits or offloading are what makes it fit"
+        ),
+    ),
+    Rule(
+        GUIDE,
+        "a 70B model runs on professional cards of 24 to 48 GB",
+        _professional_card,
+        lambda f: (
+            f"its 16-bit weights are {f.half_precision_bytes / GB:.0f} GB against "
+            f"{f.device_bytes * f.devices / GB:.0f} GB on {f.devices}: only fewer bits fit"
+        ),
+    ),
+    Rule(
+        GUIDE,
+        "a 405B model needs a cluster of hundreds of devices",
+        _one_server_is_enough,
+        lambda f: f"{f.devices} devices of one server hold it: {f.held_bytes / GB:.0f} GB",
+    ),
+    Rule(
+        FOLKLORE,
+        "a model needs 2 GB per billion parameters and a fifth more",
+        _more_than_a_fifth,
+        lambda f: (
+            f"that is {f.half_precision_bytes * 1.2 / GB:.0f} GB, and weights with cache come to "
+            f"{(f.half_precision_bytes + _cache(f)) / GB:.0f} GB"
+        ),
+    ),
+    Rule(
+        FOLKLORE,
+        "training takes 16 bytes per parameter before activations",
+        _not_sixteen_bytes,
+        lambda f: f"it takes {_states_per_parameter(f):.1f}",
+    ),
+)
+
+
+def _cache(facts: Facts) -> float:
+    return float(facts.estimate.memory.breakdown_bytes.get("kv_cache", 0) * facts.devices)
