@@ -126,6 +126,17 @@ class Line:
     origin: Origin = field(default_factory=Origin)
 
 
+def calibrated(text: str) -> str:
+    """Return an equation with the calibration factor before its right-hand side.
+
+    >>> calibrated("t = S/B + l for n > 1")
+    't = k · (S/B + l) for n > 1'
+    """
+    left, _, right = text.partition(" = ")
+    body, when, condition = right.partition(" for ")
+    return f"{left} = k · ({body}){when}{condition}"
+
+
 class Ledger:
     """The record of every term of one estimate, in the order in which they were computed."""
 
@@ -142,7 +153,7 @@ class Ledger:
         values: dict[str, Quantity] = dict(kwargs)  # type: ignore[arg-type]  # formulas take quantities only
         text = formula.text
         if line.factor != 1.0:
-            text = f"({text}) · k"
+            text = calibrated(text)
             values["calibration_factor"] = line.factor
         self.entries.append(
             Entry(

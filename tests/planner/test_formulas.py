@@ -112,5 +112,5 @@ def test_a_calibration_factor_is_part_of_the_written_equation():
     value = ledger.term(compute.matmul_flops, line, parameters=10.0, num_tokens=3.0)
 
     assert value == 90.0
-    assert ledger.terms()[0].equation == "(F = 2 · n · T) · k"
+    assert ledger.terms()[0].equation == "F = k · (2 · n · T)"
     assert ledger.terms()[0].inputs[-1].value == 1.5

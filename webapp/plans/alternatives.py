@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from planner.search.rejection import APPLICABILITY
 from planner.specs.plan import PlanAnswer, PlannedStrategy, Rejection
 from planner.techniques.registry import TECHNIQUES
 from webapp.core.display import quantity
@@ -100,9 +101,27 @@ class Lost(NamedTuple):
     strategies: int
 
 
+class Inapplicable(NamedTuple):
+    """The techniques that do not apply for one and the same reason."""
+
+    reason: str
+    titles: str
+
+
 def rejections(answer: PlanAnswer) -> list[Lost]:
     """Return the families that were ruled out, those nearest to their limit first."""
-    return [_lost(name, one) for name, one in sorted(answer.rejected.items(), key=_miss)]
+    lost = [item for item in answer.rejected.items() if item[1].constraint != APPLICABILITY]
+    return [_lost(name, one) for name, one in sorted(lost, key=_miss)]
+
+
+def inapplicable(answer: PlanAnswer) -> list[Inapplicable]:
+    """Return the techniques that do not apply here, gathered by the reason that they share."""
+    titles: dict[str, list[str]] = {}
+    for key, one in answer.rejected.items():
+        if one.constraint == APPLICABILITY:
+            technique = TECHNIQUES.get(key)
+            titles.setdefault(one.reason, []).append(technique.title if technique else key)
+    return [Inapplicable(capitalised(why), " · ".join(each)) for why, each in titles.items()]
 
 
 def _miss(entry: tuple[str, Rejection]) -> float:
@@ -118,9 +137,9 @@ def _lost(name: str, one: Rejection) -> Lost:
     reason = one.reason
     if one.constraint in TARGET_WORDS:
         reason = f"{TARGET_WORDS[one.constraint]} {required}, the target is {limit}"
-    technique = TECHNIQUES.get(name)
-    family = technique.title if technique else one.family or name
-    return Lost(family, constraint, required, limit, capitalised(reason), one.strategies)
+    return Lost(
+        one.family or name, constraint, required, limit, capitalised(reason), one.strategies
+    )
 
 
 # The frontier as a drawing

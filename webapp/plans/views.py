@@ -15,7 +15,13 @@ from planner.specs.plan import PlanAnswer
 from webapp.accounts.roles import visible_or_404
 from webapp.core.problems import Problem
 from webapp.plans.access import changeable_plan, signed_in
-from webapp.plans.alternatives import columns_for, comparison, frontier_of, rejections
+from webapp.plans.alternatives import (
+    columns_for,
+    comparison,
+    frontier_of,
+    inapplicable,
+    rejections,
+)
 from webapp.plans.errors import DraftProblem
 from webapp.plans.explanation import explain, main_lines
 from webapp.plans.history import jobs_of, measured_of
@@ -27,6 +33,7 @@ from webapp.plans.words import workload_words
 
 PAGE_SIZE = 50
 KEY_LENGTH = 64
+SHOWN_REJECTIONS = 8
 TABS = {
     "summary": "Summary",
     "alternatives": "Alternatives",
@@ -101,7 +108,7 @@ def _summary(plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
         "columns": columns_for(answer, plan.draft),
         "comparison": comparison(answer, plan.draft),
         "main_lines": main_lines(answer.plans[0]) if answer.plans else [],
-        "rejections": rejections(answer),
+        **_ruled_out(answer),
         "chips": suggestion_chips(answer, plan.draft),
         "slug": "review",
     }
@@ -111,7 +118,16 @@ def _alternatives(plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
     return {
         "columns": columns_for(answer, plan.draft),
         "comparison": comparison(answer, plan.draft),
-        "rejections": rejections(answer),
+        **_ruled_out(answer),
+    }
+
+
+def _ruled_out(answer: PlanAnswer) -> dict[str, Any]:
+    lost = rejections(answer)
+    return {
+        "rejections": lost[:SHOWN_REJECTIONS],
+        "more_rejections": lost[SHOWN_REJECTIONS:],
+        "inapplicable": inapplicable(answer),
     }
 
 

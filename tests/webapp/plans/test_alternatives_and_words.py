@@ -5,11 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner import api
-from planner.specs.plan import PlanRequest, Rejection
+from planner.specs.plan import PlanAnswer, PlanRequest, Rejection
 from planner.specs.strategy import Strategy
 from webapp.core.units import DASH, NBSP, THIN, TIMES
 from webapp.plans import alternatives
-from webapp.plans.alternatives import _steps, columns_for, comparison, frontier_of, rejections
+from webapp.plans.alternatives import (
+    _steps,
+    columns_for,
+    comparison,
+    frontier_of,
+    inapplicable,
+    rejections,
+)
 from webapp.plans.explanation import explain, main_lines, with_unit
 from webapp.plans.words import (
     capitalised,
@@ -135,7 +142,27 @@ def test_the_nearest_misses_come_first(answer):
     ratios = [one.required / one.limit for one in entries if one.required and one.limit]
 
     assert ratios == sorted(ratios)
-    assert len(rejections(answer)) == len(answer.rejected)
+
+
+def test_each_rejection_is_shown_once_as_a_number_or_as_a_reason(answer):
+    named = [title for each in inapplicable(answer) for title in each.titles.split(" · ")]
+
+    assert len(rejections(answer)) + len(named) == len(answer.rejected)
+
+
+def test_techniques_that_lack_the_same_thing_share_a_row():
+    needs = {"constraint": "applicability", "reason": "needs at least 2 devices"}
+    keys = ("tensor_parallelism", "zero_1", "unknown_to_all")
+    rejected = {key: Rejection.model_validate({"family": key, **needs}) for key in keys}
+    searched = {"strategies": 0, "seconds": 0.0}
+    empty = {"plans": (), "pareto": (), "suggestions": (), "searched": searched}
+    answer = PlanAnswer.model_validate({**empty, "rejected": rejected, "calibration": "none"})
+
+    (row,) = inapplicable(answer)
+
+    assert row.reason == "Needs at least 2 devices"
+    assert row.titles.endswith(" · unknown_to_all")
+    assert rejections(answer) == []
 
 
 # The frontier
