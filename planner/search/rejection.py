@@ -4,12 +4,11 @@ from dataclasses import dataclass, field
 
 from planner.search.constraints import unit_of
 from planner.specs.estimate import Estimate
-from planner.specs.plan import Rejection
+from planner.specs.plan import APPLICABILITY, Rejection
 from planner.specs.strategy import Strategy
 
 GIB = 1024**3
 MAX_FAMILIES = 32
-APPLICABILITY = "applicability"
 
 
 def family_of(strategy: Strategy) -> str:

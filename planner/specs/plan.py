@@ -12,6 +12,8 @@ from planner.specs.model import ModelSpec
 from planner.specs.strategy import Strategy
 from planner.specs.workload import Workload
 
+# The constraint of a rejection that no number decided: a technique does not apply.
+APPLICABILITY = "applicability"
 Objective = Literal["throughput", "latency", "cost", "energy", "memory", "quality", "balanced"]
 
 

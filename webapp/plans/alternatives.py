@@ -4,8 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from planner.search.rejection import APPLICABILITY
-from planner.specs.plan import PlanAnswer, PlannedStrategy, Rejection
+from planner.specs.plan import APPLICABILITY, PlanAnswer, PlannedStrategy, Rejection
 from planner.techniques.registry import TECHNIQUES
 from webapp.core.display import quantity
 from webapp.core.units import DASH, memory, number
