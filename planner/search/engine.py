@@ -47,6 +47,11 @@ def search(request: PlanRequest) -> PlanAnswer:
     """
     started = time.perf_counter()
     refuse_uncovered(request.pins)
+    if request.pins.disaggregated is not None:
+        raise NotCoveredError(
+            "a search does not split devices into pools yet: ask estimate for each split",
+            "pins.disaggregated",
+        )
     found = explore(request)
     plans = _plans(request, found)
     helpful = () if plans else suggestions(request, best_of)

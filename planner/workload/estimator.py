@@ -20,6 +20,7 @@ from planner.specs.workload import (
     TrainWorkload,
 )
 from planner.workload.compress import compress, target_dtype
+from planner.workload.disaggregate import serve_disaggregated
 from planner.workload.expense import expense
 from planner.workload.generate import generate
 from planner.workload.intervals import confidence_of, intervals_of
@@ -83,7 +84,8 @@ def run(setting: Setting, ledger: Ledger) -> Outcome:
     workload = setting.workload
     match workload:
         case ServeWorkload():
-            return serve(setting, workload, ledger)
+            pooled = setting.strategy.disaggregated is not None
+            return (serve_disaggregated if pooled else serve)(setting, workload, ledger)
         case GenerateWorkload():
             return generate(setting, workload, ledger)
         case TrainWorkload():
@@ -95,7 +97,7 @@ def run(setting: Setting, ledger: Ledger) -> Outcome:
 def _with_percentiles(setting: Setting, outcome: Outcome, ledger: Ledger) -> Outcome:
     """Return a serving outcome with what a simulation says around its means."""
     workload = setting.workload
-    if not isinstance(workload, ServeWorkload):
+    if not isinstance(workload, ServeWorkload) or setting.strategy.disaggregated:
         return outcome
     performance, warnings = under_load(setting, workload, outcome.performance, ledger)
     return replace(outcome, performance=performance, warnings=(*outcome.warnings, *warnings))

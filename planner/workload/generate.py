@@ -55,19 +55,25 @@ def pipeline_share(*, chunks: Quantity, stages: Quantity) -> Quantity:
     return (chunks + stages - 1) / (chunks * stages)
 
 
-def decode_pass(setting: Setting, ledger: Ledger, sequences: float, context: float) -> PassCost:
-    """Return the cost of one more token of each of ``sequences`` sequences at mean context."""
+def decode_pass(
+    setting: Setting, ledger: Ledger, sequences: float, context: float, drafted: float = 0.0
+) -> PassCost:
+    """Return the cost of one more token of each of ``sequences`` sequences at mean context.
+
+    With ``drafted`` guesses of each sequence to check, the pass works on one token more than that.
+    """
+    checked = 1 + drafted
     ranks = setting.layout.context
     own = _per_rank(setting, sequences)
-    tokens = where(ranks > 1, maximum(1.0, own / ranks), own)
+    tokens = checked * where(ranks > 1, maximum(1.0, own / ranks), own)
     work = Pass(
         group="decode",
         sequences=own,
         new_tokens=tokens,
-        token_pairs=own / ranks * read_pairs(setting.model, context),
+        token_pairs=checked * own / ranks * read_pairs(setting.model, context),
         read_layer_tokens=own / ranks * read_tokens(setting.model, context),
         sampled_tokens=tokens,
-        routed_tokens=sequences,
+        routed_tokens=checked * sequences,
         absorbed=True,
     )
     return forward_pass(setting, ledger, work)

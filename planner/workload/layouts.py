@@ -33,8 +33,10 @@ def _as_asked(strategy: Strategy, available: int) -> Layout:
     context = strategy.context_parallel_size or 1
     attention = strategy.attention_data_parallel_size or 1
     replica = tensor * pipeline * context * attention
+    split = strategy.disaggregated
+    pools = (split.prefill_devices + split.decode_devices) // replica if split else 0
     return Layout(
-        data=strategy.data_parallel_size or max(1, available // replica),
+        data=strategy.data_parallel_size or max(1, pools or available // replica),
         tensor=tensor,
         pipeline=pipeline,
         expert=strategy.expert_parallel_size or 1,

@@ -22,7 +22,8 @@ from planner.workload.layouts import layout_of
 from planner.workload.setting import Layout, Setting
 from planner.workload.validity import batch_rules, check, training_rules
 
-NOT_YET = {
+# What needs requests that come and go.
+REQUESTS_ONLY = {
     "speculative": "speculative decoding",
     "disaggregated": "prefill and decode on different devices",
 }
@@ -115,6 +116,7 @@ def resolve(request: EstimateRequest) -> Setting:
     engine = _on_device(get_engine(request.engine, device.kind), device, training=training)
     model = _in_engine(resolve_model(request.model), engine)
     refuse_uncovered(request.strategy, training=training)
+    _refuse_without_requests(request)
     layout = layout_of(request, model)
     strategy = _filled(request, model, engine, layout)
     layout = _filled_layout(layout, strategy)
@@ -159,13 +161,6 @@ def refuse_uncovered(strategy: Strategy, *, training: bool = False) -> None:
     Raises:
         NotCoveredError: names the field.
     """
-    for name, title in NOT_YET.items():
-        if _is_set(strategy, name):
-            raise NotCoveredError(
-                f"{name} is {getattr(strategy, name)!r}: {title} cannot be costed yet; "
-                "leave it out",
-                f"strategy.{name}",
-            )
     for name, title in (SERVING_ONLY if training else TRAINING_ONLY).items():
         if _is_set(strategy, name):
             raise NotCoveredError(
@@ -185,6 +180,16 @@ def refuse_uncovered(strategy: Strategy, *, training: bool = False) -> None:
         raise NotCoveredError(
             "of offload only weights_cpu and optimizer can be costed yet", "strategy.offload"
         )
+
+
+def _refuse_without_requests(request: EstimateRequest) -> None:
+    kind = request.workload.kind
+    for name, title in REQUESTS_ONLY.items():
+        if kind != "serve" and _is_set(request.strategy, name):
+            raise NotCoveredError(
+                f"{name}: {title} is costed for workload.kind serve, this is {kind}; leave it out",
+                f"strategy.{name}",
+            )
 
 
 def _is_set(strategy: Strategy, name: str) -> bool:

@@ -21,10 +21,10 @@ from planner.cost.queueing import (
 from planner.specs.estimate import Performance
 from planner.specs.workload import ServeWorkload
 from planner.workload.forward import PassCost
-from planner.workload.generate import decode_pass, prefill_pass
-from planner.workload.inference_memory import Load, inference_memory, usable_bytes
+from planner.workload.inference_memory import Load, usable_bytes
 from planner.workload.outcome import Outcome, performance_of
 from planner.workload.setting import Setting
+from planner.workload.speculate import decoding, held_memory, prefilling
 
 GROUP = "serving"
 BISECTIONS = 14
@@ -51,7 +51,7 @@ def serve(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
     offered = _offered(setting, workload, most)
     running = maximum(1.0, minimum(offered, most))
     held = maximum(running, setting.layout.attention_data)  # the busiest rank holds a whole one
-    memory = inference_memory(setting, ledger, _load(setting, workload, held))
+    memory = held_memory(setting, ledger, load_of(setting, workload, held))
     steady = _steady(setting, workload, ledger, running, offered)
     return Outcome(
         memory=memory,
@@ -66,8 +66,8 @@ def serve(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
 
 def max_concurrency(setting: Setting, workload: ServeWorkload) -> float:
     """Return how many full-length requests one replica's memory holds at once."""
-    empty = inference_memory(setting, Unrecorded(), _load(setting, workload, 0.0))
-    one = inference_memory(setting, Unrecorded(), _load(setting, workload, 1.0))
+    empty = held_memory(setting, Unrecorded(), load_of(setting, workload, 0.0))
+    one = held_memory(setting, Unrecorded(), load_of(setting, workload, 1.0))
     budget = usable_bytes(setting)
     rooms = []
     for without, with_one in zip(empty.stages, one.stages, strict=True):
@@ -76,7 +76,8 @@ def max_concurrency(setting: Setting, workload: ServeWorkload) -> float:
     return maximum(0.0, floor(reduce(minimum, rooms)))
 
 
-def _load(setting: Setting, workload: ServeWorkload, sequences: float) -> Load:
+def load_of(setting: Setting, workload: ServeWorkload, sequences: float) -> Load:
+    """Return what a replica holds with so many full-length requests at once."""
     prompt = workload.input_tokens
     budget = where(setting.layout.batch_tokens > 0, setting.layout.batch_tokens, prompt)
     sequences = sequences / setting.layout.attention_data
@@ -130,9 +131,10 @@ def _steady(
     cached = workload.input_tokens * workload.prefix_share_ratio
     # Data-parallel attention ranks read a prompt each at the same time.
     lanes = minimum(running, setting.layout.attention_data)
-    prefill = prefill_pass(setting, ledger, lanes, workload.input_tokens - cached, cached)
+    prefill = prefilling(setting, ledger, lanes, workload.input_tokens - cached, cached)
     context = workload.input_tokens + workload.output_tokens / 2
-    decode = decode_pass(setting, ledger, maximum(1.0, running / stages), context)
+    round_ = decoding(setting, ledger, maximum(1.0, running / stages), context)
+    decode = round_.per_token
     # Stages and attention ranks work on different requests at the same time: that much less does
     # one prompt delay the others.
     slot = prefill.total_s / stages / lanes
@@ -155,7 +157,7 @@ def _steady(
         prefill_s=prefill.total_s,
         prompts_before=before,
         slot_s=slot,
-        decode_s=decode.total_s,
+        decode_s=round_.step_s,
         decoding_ratio=_decoding_ratio(setting, workload, ledger, running, life),
         wait_s=wait,
         intake_s=setting.engine.request_latency_s * setting.serving_factor("intake"),

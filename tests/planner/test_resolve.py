@@ -3,7 +3,7 @@
 import pytest
 
 from planner.errors import BadRequestError, NotCoveredError, NotPossibleError
-from tests.planner.asking import LLAMA_8B, MIXTRAL, TINY, TRAIN, ask
+from tests.planner.asking import MIXTRAL, TINY, TRAIN, ask
 
 
 def test_the_answer_repeats_the_full_strategy():
@@ -73,8 +73,6 @@ def test_experts_that_do_not_divide_are_refused():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("speculative", {"draft_model": LLAMA_8B}),
-        ("disaggregated", {"prefill_devices": 1, "decode_devices": 1}),
         ("offload", {"kv_cpu": 0.5}),
     ],
 )

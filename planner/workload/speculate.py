@@ -1,0 +1,134 @@
+"""Decode with a draft model's guesses, or without: what one token costs, and what is held.
+
+The draft runs on the devices of the target, one token after another; then the target reads its
+weights once for the guesses of all requests and one token more. Draft weights and the draft's own
+cache lie beside the target's.
+"""
+
+from dataclasses import dataclass, replace
+
+from planner.catalog.models import get_model
+from planner.cost.equation import Ledger, Unrecorded
+from planner.cost.memory import MemoryUse, StageMemory
+from planner.cost.parameters import count_parameters
+from planner.cost.speculation import speculative_gap, tokens_per_round
+from planner.errors import NotCoveredError, NotPossibleError
+from planner.specs.strategy import SpeculativeSpec
+from planner.workload.forward import PassCost
+from planner.workload.generate import decode_pass, prefill_pass
+from planner.workload.inference_memory import Load, inference_memory
+from planner.workload.setting import Layout, Setting
+
+GROUP = "speculation"
+VOCABULARY_SLACK = 0.02  # padded vocabularies of one tokenizer differ by less
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What a token of each sequence costs, and the seconds of the whole step that makes it."""
+
+    per_token: PassCost
+    step_s: float
+
+
+def decoding(setting: Setting, ledger: Ledger, sequences: float, context: float) -> Decoding:
+    """Return the cost of decoding: one pass a token, or rounds of drafting and verifying."""
+    guess = setting.strategy.speculative
+    if guess is None:
+        plain = decode_pass(setting, ledger, sequences, context)
+        return Decoding(plain, plain.total_s)
+    verify = decode_pass(setting, ledger, sequences, context, drafted=float(guess.tokens))
+    draft = decode_pass(draft_of(setting, guess), Unrecorded(), sequences, context)
+    made = ledger.term(
+        tokens_per_round,
+        setting.line(GROUP, "Tokens made in a round", key="round_tokens"),
+        acceptance_ratio=guess.acceptance_ratio,
+        drafted_tokens=guess.tokens,
+    )
+    gap = ledger.term(
+        speculative_gap,
+        setting.line(GROUP, "Seconds per token of a round", key="speculative_gap"),
+        drafted_tokens=guess.tokens,
+        draft_s=draft.total_s,
+        verify_s=verify.total_s,
+        round_tokens=made,
+    )
+    return Decoding(_sum(verify, draft, float(guess.tokens), 1 / made), gap * made)
+
+
+def prefilling(
+    setting: Setting, ledger: Ledger, sequences: float, tokens: float, cached: float = 0.0
+) -> PassCost:
+    """Return the cost of reading prompts; a draft model reads them too."""
+    target = prefill_pass(setting, ledger, sequences, tokens, cached)
+    guess = setting.strategy.speculative
+    if guess is None:
+        return target
+    own = prefill_pass(draft_of(setting, guess), Unrecorded(), sequences, tokens, cached)
+    return _sum(target, own, 1.0, 1.0)
+
+
+def held_memory(setting: Setting, ledger: Ledger, load: Load) -> MemoryUse:
+    """Return what a replica holds, the draft's weights and cache included."""
+    target = inference_memory(setting, ledger, load)
+    guess = setting.strategy.speculative
+    if guess is None:
+        return target
+    draft = inference_memory(draft_of(setting, guess), Unrecorded(), load).stages[0].by_class
+    beside = {name: draft[name] for name in ("weights", "kv_cache")}
+    stages = tuple(_beside(stage, beside) for stage in target.stages)
+    return replace(target, stages=stages)
+
+
+def draft_of(setting: Setting, guess: SpeculativeSpec) -> Setting:
+    """Return the draft model on the target's devices, in 16-bit weights, split as the target is.
+
+    Raises:
+        UnknownModelError: the catalog has no such draft model.
+        NotPossibleError: its vocabulary is another one, so that its guesses mean nothing.
+        NotCoveredError: the target is split into pipeline stages.
+    """
+    model, target = get_model(guess.draft_model), setting.model
+    field = "strategy.speculative.draft_model"
+    if abs(model.vocab_size / target.vocab_size - 1) > VOCABULARY_SLACK:
+        raise NotPossibleError(
+            f"draft_model {model.id} has {model.vocab_size} tokens in its vocabulary, {target.id} "
+            f"has {target.vocab_size}: choose a draft of the target's family",
+            field,
+        )
+    if setting.layout.pipeline > 1:
+        raise NotCoveredError(
+            f"a draft model with pipeline_parallel_size {setting.layout.pipeline} cannot be "
+            "costed yet: use tensor_parallel_size instead",
+            "strategy.pipeline_parallel_size",
+        )
+    plain = {"quantization": None, "sparsity": None, "group_size": None, "offload": None}
+    strategy = setting.strategy.model_copy(
+        update={**plain, "weight_dtype": "bf16", "activation_dtype": "bf16", "speculative": None}
+    )
+    whole = setting.layout
+    layout = Layout(data=whole.data, tensor=whole.tensor, batch_tokens=whole.batch_tokens)
+    return replace(
+        setting,
+        model=model,
+        counts=count_parameters(model),
+        strategy=strategy,
+        layout=layout,
+    )
+
+
+def _beside(stage: StageMemory, more: dict[str, float]) -> StageMemory:
+    held = {name: size + more.get(name, 0.0) for name, size in stage.by_class.items()}
+    return StageMemory(held)
+
+
+def _sum(first: PassCost, second: PassCost, times: float, scale: float) -> PassCost:
+    """Return one pass and several of another as one cost, scaled."""
+    return PassCost(
+        compute_s=(first.compute_s + times * second.compute_s) * scale,
+        memory_s=(first.memory_s + times * second.memory_s) * scale,
+        communication_s=(first.communication_s + times * second.communication_s) * scale,
+        overhead_s=(first.overhead_s + times * second.overhead_s) * scale,
+        total_s=(first.total_s + times * second.total_s) * scale,
+        flops=(first.flops + times * second.flops) * scale,
+    )
