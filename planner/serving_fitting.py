@@ -36,7 +36,7 @@ PART_BY_NAME = {
     "Tensor-parallel all-reduces": "tensor_parallel",
     "Expert exchange": "expert_exchange",
     "Issuing operators": "issue",
-    "Routing tokens": "issue",
+    "Issuing further operators": "issue",
     "Scheduling the step": "scheduling",
 }
 # How far a factor may go: no read or product beats its peak, the priors being 53 to 71 % of it.

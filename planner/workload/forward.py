@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from planner.cost.columns import maximum, where
 from planner.cost.equation import Ledger
 from planner.cost.roofline import memory_seconds, overhead_seconds, scheduling_seconds
+from planner.specs.model import ModelSpec
 from planner.workload.attention import attention
 from planner.workload.exchange import communication, context_exchange, stream_from_host
 from planner.workload.linear import dequantise, linear, output_head
@@ -17,8 +18,13 @@ from planner.workload.operators import Operation, Part, Pass
 from planner.workload.setting import Setting, rates_of
 
 # Fused operators of a dense layer: two norms, query-key-value, rotation, cache write, attention,
-# output, gate and up, activation, down, sums. A mixture adds router, top-k, sorting, combining.
-LAYER_OPERATORS, ROUTING_OPERATORS = 12, 4
+# output, gate and up, activation, down, sums. A mixture adds router, top-k, sorting, combining,
+# and gate and up, activation, down of shared experts. Latent attention adds the query's and the
+# latent's two projections and norms, and two absorbed products; an index its projections, scores,
+# top-k; a recurrence its convolution, gates, state update and norm.
+LAYER_OPERATORS = 12
+ROUTING_OPERATORS, SHARED_OPERATORS = 4, 3
+MIXER_OPERATORS = {"latent": 6, "index": 4, "recurrent": 4}
 LINEARS_PER_LAYER = 7  # query, key, value, output and three feed-forward matrices
 # Bytes that operators other than matrix products move, in elements per token and layer: eager
 # kernels write every intermediate result, fused ones only block boundaries.
@@ -104,7 +110,7 @@ def overhead(run: Operation) -> tuple[float, float]:
         layer_overhead_s=engine.layer_overhead_s,
         passes=run.work.steps,
     )
-    issue += _routing(run)
+    issue += _further_operators(run)
     if not engine.step_overhead_s and not engine.request_overhead_s:
         return issue, 0.0
     return issue, run.ledger.term(
@@ -116,21 +122,30 @@ def overhead(run: Operation) -> tuple[float, float]:
     )
 
 
-def _routing(run: Operation) -> float:
-    """Cost the operators of a mixture layer that a dense one has not, beside their work."""
-    engine, layers = run.setting.engine, run.setting.model.num_moe_layers
-    if not layers:
+def _further_operators(run: Operation) -> float:
+    """Cost issuing what some layers have beyond the operators of a plain dense one."""
+    engine = run.setting.engine
+    further = further_operators(run.setting.model)
+    if not further:
         return 0.0
-    share = ROUTING_OPERATORS / LAYER_OPERATORS
     return run.ledger.term(
         overhead_seconds,
-        run.line("Routing tokens", "routing", "overhead"),
-        num_layers=layers,
-        ops_per_layer=engine.ops_per_layer * share,
+        run.line("Issuing further operators", "further", "overhead"),
+        num_layers=further / LAYER_OPERATORS,
+        ops_per_layer=engine.ops_per_layer,
         op_overhead_s=run.rates.op_overhead_s,
-        layer_overhead_s=engine.layer_overhead_s * share,
+        layer_overhead_s=engine.layer_overhead_s,
         passes=run.work.steps,
     )
+
+
+def further_operators(model: ModelSpec) -> int:
+    """Return how many operators all layers have beyond those of plain dense ones."""
+    mixture = ROUTING_OPERATORS + (SHARED_OPERATORS if model.num_shared_experts else 0)
+    mixers = sum(
+        group.count * MIXER_OPERATORS.get(group.kind, 0) for group in model.layers_by_attention
+    )
+    return model.num_moe_layers * mixture + mixers
 
 
 def elementwise_bytes(setting: Setting, tokens: float, sequence_ranks: float = 1) -> float:

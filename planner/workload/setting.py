@@ -48,7 +48,7 @@ CONSUMER_FALLBACK: dict[Dtype, tuple[Dtype, ...]] = {
 
 
 # Parts that dense models do not show take the factor of the part that is most like them.
-SHOWN_BY = {"experts": "linear", "routing": "issue"}
+SHOWN_BY = {"experts": "linear", "further": "issue"}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 import pytest
 
+from planner.catalog.models import get_model
 from planner.errors import NotCoveredError, NotPossibleError
+from planner.workload.forward import further_operators
 from tests.planner.asking import LLAMA_70B, SERVE, TRAIN, ask, held
 
 SPARSE_MODEL = "Qwen/Qwen3-235B-A22B"
@@ -151,3 +153,13 @@ def test_a_shared_prefix_is_kept_once_for_all_requests():
     shared = ask(workload={**MANY, "prefix_share_ratio": 0.5}, engine="vllm")
 
     assert 0.5 < held(shared, "kv_cache") / held(own, "kv_cache") < 0.58
+
+
+def test_layers_with_more_operators_take_longer_to_issue():
+    """Routers, shared experts and latent attention launch kernels that a dense layer has not."""
+    dense = get_model(LLAMA_70B)
+    latent = get_model("deepseek-ai/DeepSeek-R1")
+
+    assert further_operators(dense) == 0
+    assert further_operators(latent) == 58 * (4 + 3) + 61 * 6
+    assert terms(sparse(), "Issuing further operators")[0] > 0
