@@ -10,7 +10,8 @@ FP32_BYTES = 4
 # Bytes of optimiser state per trained parameter, without the master copy of the weights.
 # Factored and fused optimisers keep rows and columns or nothing, which is too little to count.
 # Sources: Adam 2 moments in fp32; 8-bit Adam (Dettmers et al. 2021) 2 moments in 8 bit; Lion and
-# momentum SGD 1 moment; Adafactor a factored second moment; LOMO and AdaLomo none that grows.
+# momentum SGD 1 moment; Adafactor a factored second moment; LOMO and AdaLomo none that grows; QFT
+# (Li et al. 2023, arXiv:2310.07147) the momentum of Lion in 8 bits.
 STATE_BYTES: dict[str, float] = {
     "adamw": 8.0,
     "adamw_8bit": 2.0,
@@ -19,6 +20,7 @@ STATE_BYTES: dict[str, float] = {
     "adafactor": 0.0,
     "lomo": 0.0,
     "adalomo": 0.0,
+    "qft": 1.0,
 }
 LORA_TARGET_MATRICES = "q, k, v, o and the feed-forward matrices"
 
@@ -45,6 +47,27 @@ def sharded_state_bytes(
 def lora_parameters(*, num_layers: Quantity, rank: Quantity, widths: Quantity) -> Quantity:
     """Return the trained parameters of low-rank adapters on every linear weight of a layer."""
     return num_layers * rank * widths
+
+
+@equation(
+    "n_scales = L · outputs",
+    unit="parameters",
+    symbols={"num_layers": "L", "outputs": "outputs"},
+    source="Kwon et al. 2022 (AlphaTuning), arXiv:2210.03858: one scale of each output row",
+)
+def scale_parameters(*, num_layers: Quantity, outputs: Quantity) -> Quantity:
+    """Return the trained parameters when only the scales of quantised rows are trained."""
+    return num_layers * outputs
+
+
+def output_widths(model: ModelSpec) -> int:
+    """Return the summed output widths of a layer's linear weights: the rows with a scale."""
+    query, key_value = (
+        heads * model.head_dim for heads in (model.num_attention_heads, model.num_key_value_heads)
+    )
+    wide = 2 if model.gated_mlp else 1
+    feed_forward = model.intermediate_size or model.moe_intermediate_size
+    return query + 2 * key_value + 2 * model.hidden_size + wide * feed_forward
 
 
 def zero_shards(stage: int, first_sharding_stage: int, data_parallel_size: float) -> float:

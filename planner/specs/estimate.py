@@ -101,6 +101,7 @@ class Performance(SparseSpec):
     prefill_seconds: float | None = None
     step_seconds: float | None = None
     duration_seconds: float | None = None
+    trained_tokens: float | None = None
     samples_per_second: float | None = None
     model_flops_per_second_per_device: float | None = None
     mfu: float | None = None

@@ -63,6 +63,9 @@ class Strategy(SparseSpec):
     fused_norms: bool | None = None
     optimizer_dtype: Dtype | None = None
     gradient_dtype: Dtype | None = None
+    packed: bool | None = Field(default=None, description="short samples share a row")
+    gradient_compression_ratio: Annotated[float, Field(ge=1.0)] | None = None
+    synchronization_interval_steps: PositiveInt | None = None
     offload: OffloadSpec | None = None
     max_batch_tokens: NonNegativeInt | None = None
     chunked_prefill: bool | None = None

@@ -4,8 +4,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from planner.specs.base import SparseSpec
+from planner.specs.base import Ratio, SparseSpec
 
+SHARE_ROUNDING = 1e-6
 TrainMethod = Literal["pretrain", "full", "lora", "qlora", "lomo", "adalomo", "qft", "alphatuning"]
 Optimizer = Literal["adamw", "adamw_8bit", "adafactor", "lion", "sgd", "lomo", "adalomo"]
 CompressMethod = Literal["int8_weight_only", "int4_weight_only", "nf4", "gptq", "awq", "sparsegpt"]
@@ -49,7 +50,12 @@ class GenerateWorkload(SparseSpec):
 
 
 class TrainWorkload(SparseSpec):
-    """Train for ``tokens`` tokens, or cost one step when ``tokens`` is left out."""
+    """Train for ``tokens`` tokens, or cost one step when ``tokens`` is left out.
+
+    ``padding_ratio`` is the share of a padded batch that is no text. ``length_schedule`` trains
+    shares of the tokens at shorter sequences first, in rows of as many tokens. With a
+    ``time_budget_seconds`` the time is given and the tokens are the answer.
+    """
 
     kind: Literal["train"] = "train"
     sequence_length: PositiveInt
@@ -59,6 +65,28 @@ class TrainWorkload(SparseSpec):
     lora_targets: Literal["all", "query_value"] | None = None
     optimizer: Optimizer | None = None
     tokens: PositiveInt | None = None
+    padding_ratio: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
+    length_schedule: tuple[tuple[PositiveInt, Ratio], ...] | None = None
+    time_budget_seconds: PositiveFloat | None = None
+
+    @model_validator(mode="after")
+    def _shares_are_a_whole(self) -> Self:
+        schedule = self.length_schedule
+        if schedule and abs(sum(share for _, share in schedule) - 1.0) > SHARE_ROUNDING:
+            total = sum(share for _, share in schedule)
+            raise ValueError(f"length_schedule: shares of the tokens add up to {total:g}, not 1")
+        if schedule and max(length for length, _ in schedule) > self.sequence_length:
+            longest = max(length for length, _ in schedule)
+            raise ValueError(
+                f"length_schedule reaches {longest} tokens, but sequence_length, the longest, is "
+                f"{self.sequence_length}"
+            )
+        return self
+
+    @property
+    def text_ratio(self) -> float:
+        """Return the share of a padded batch that is text."""
+        return 1.0 - (self.padding_ratio or 0.0)
 
 
 class CompressWorkload(SparseSpec):

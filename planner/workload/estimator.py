@@ -28,7 +28,7 @@ from planner.workload.outcome import Outcome
 from planner.workload.resolve import resolve
 from planner.workload.serve import serve
 from planner.workload.setting import Setting
-from planner.workload.train import train
+from planner.workload.training_run import train_run
 from planner.workload.under_load import under_load
 
 GIB = 1024**3
@@ -89,7 +89,7 @@ def run(setting: Setting, ledger: Ledger) -> Outcome:
         case GenerateWorkload():
             return generate(setting, workload, ledger)
         case TrainWorkload():
-            return train(setting, workload, ledger)
+            return train_run(setting, workload, ledger)
         case CompressWorkload():
             return compress(setting, workload, ledger)
 

@@ -242,11 +242,15 @@ def _filled(
     return Strategy.model_validate({**fields, **own})
 
 
+# Methods that train over weights of fewer bits.
+DTYPE_BY_TRAINING: dict[str, Dtype] = {"qlora": "nf4", "alphatuning": "int4", "qft": "int8"}
+
+
 def _default_weight_dtype(request: EstimateRequest, model: ModelSpec, engine: Engine) -> Dtype:
     workload = request.workload
     if isinstance(workload, TrainWorkload):
-        if workload.method == "qlora":
-            return "nf4"
+        if workload.method in DTYPE_BY_TRAINING:
+            return DTYPE_BY_TRAINING[workload.method]
         own_runner = engine.role == "runner" and workload.method in {"pretrain", "full"}
         if request.strategy.gradient_dtype in SIXTEEN_BIT:
             return request.strategy.gradient_dtype
@@ -309,7 +313,8 @@ def _training_defaults(
         "fused_norms": not (engine.wide_norms or engine.ops_per_layer),
         "sequence_parallel": engine.sequence_parallel and layout.tensor > 1,
         "optimizer_dtype": given.optimizer_dtype or "fp32",
-        "gradient_dtype": given.gradient_dtype or engine.gradient_dtype or plain,
+        "gradient_dtype": given.gradient_dtype
+        or ("int8" if workload.method == "qft" else engine.gradient_dtype or plain),
     }
 
 

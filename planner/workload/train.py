@@ -21,8 +21,8 @@ from planner.workload.setting import Rates, Setting, rates_of
 from planner.workload.training_exchange import GROUP, Exchange, step_line
 from planner.workload.training_memory import (
     ADAPTER_METHODS,
+    filled_ratio,
     optimizer_of,
-    refuse_uncovered_method,
     trained_parameters,
     training_memory,
 )
@@ -67,7 +67,6 @@ class _MicroBatch:
 
 def train(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outcome:
     """Return what one training step costs, and the whole run when its length is given."""
-    refuse_uncovered_method(workload)
     step = _Step(setting, workload, ledger)
     memory = training_memory(setting, ledger, workload)
     micro = step.micro_batch()
@@ -84,7 +83,7 @@ def train(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outcome:
         update_s=update,
         chunks=chunks,
     )
-    tokens = workload.global_batch_size * workload.sequence_length
+    tokens = workload.global_batch_size * workload.sequence_length * workload.text_ratio
     per_device = micro.model_flops * count / seconds
     by_class = {
         "compute": count * micro.compute_s,
@@ -119,7 +118,8 @@ class _Step:
         self.setting, self.workload, self.ledger = setting, workload, ledger
         self.rates: Rates = rates_of(setting)
         layout = setting.layout
-        self.tokens = layout.micro_batch * workload.sequence_length / layout.context
+        self.rows = layout.micro_batch * filled_ratio(setting, workload)
+        self.tokens = self.rows * workload.sequence_length / layout.context
         # One device does its share of a replica's work: 1 / (tensor x pipeline).
         self.share = layout.tensor * layout.pipeline
         model, counts = setting.model, setting.counts
@@ -214,7 +214,7 @@ class _Step:
         """Return the forward FLOP of attention; unfused scores are computed for all pairs."""
         model = self.setting.model
         layout = self.setting.layout
-        pairs = layout.micro_batch * layer_pairs(model, self.workload.sequence_length)
+        pairs = self.rows * layer_pairs(model, self.workload.sequence_length)
         pairs = pairs * self.layer_share / layout.context
         if self.setting.strategy.attention == "eager" and self.setting.engine.role == "training":
             pairs = pairs * 2
@@ -320,10 +320,17 @@ class _Step:
         # Whole gradients are reduced once, beside the last micro-batch; shards after each.
         windows = where(layout.zero_stage >= SHARDED_GRADIENTS, layout.micro_batches, 1)
         return self.links.step(
-            gradient_bytes=self._trained_per_device() * element_bytes(dtype),
+            gradient_bytes=self._trained_per_device() * element_bytes(dtype) / self._rarer,
             weight_bytes=setting.counts.total / self.share * setting.weight_element_bytes,
             window_s=micro.window_s * windows,
         )
+
+    @property
+    def _rarer(self) -> float:
+        """Return how many times fewer bytes of gradients a compressor and an interval send."""
+        strategy = self.setting.strategy
+        interval = strategy.synchronization_interval_steps or 1
+        return interval * (strategy.gradient_compression_ratio or 1.0)
 
     def update(self) -> float:
         """Cost the optimiser's reading and writing of weights, gradients and states."""

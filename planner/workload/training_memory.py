@@ -25,12 +25,13 @@ from planner.cost.training_states import (
     STATE_BYTES,
     lora_parameters,
     lora_widths,
+    output_widths,
     pipeline_in_flight,
+    scale_parameters,
     sharded_state_bytes,
     zero_shards,
 )
 from planner.cost.weights import alike_stages, stage_layers
-from planner.errors import NotCoveredError
 from planner.specs.workload import TrainWorkload
 from planner.workload.inference_memory import stage_weight_bytes, usable_bytes
 from planner.workload.setting import Setting
@@ -39,28 +40,19 @@ GROUP = "memory"
 DEFAULT_LORA_RANK = 16
 MASTER_BYTES = 4.0
 BACKWARD_SCORES = 2.0  # scores and probabilities, and the gradients of both beside them
-ADAPTER_METHODS = frozenset({"lora", "qlora"})
+ADAPTER_METHODS = frozenset({"lora", "qlora", "alphatuning"})
 FUSED_METHODS = frozenset({"lomo", "adalomo"})
-NOT_COVERED_METHODS = {"qft": "integer training states", "alphatuning": "scale-only training"}
+OWN_STATES = FUSED_METHODS | {"qft"}
 
 
-def refuse_uncovered_method(workload: TrainWorkload) -> None:
-    """Refuse by name the methods that have no formula yet.
-
-    Raises:
-        NotCoveredError: names the method.
-    """
-    if workload.method in NOT_COVERED_METHODS:
-        raise NotCoveredError(
-            f"method {workload.method}: {NOT_COVERED_METHODS[workload.method]} cannot be costed "
-            "yet; choose pretrain, full, lora, qlora, lomo or adalomo",
-            "workload.method",
-        )
+def filled_ratio(setting: Setting, workload: TrainWorkload) -> float:
+    """Return the rows that a batch takes per padded row: packed ones hold no padding."""
+    return workload.text_ratio if setting.strategy.packed else 1.0
 
 
 def optimizer_of(workload: TrainWorkload) -> str:
     """Return the optimiser in use: the method's own, the one asked for, or AdamW."""
-    if workload.method in FUSED_METHODS:
+    if workload.method in OWN_STATES:
         return workload.method
     return workload.optimizer or "adamw"
 
@@ -74,6 +66,11 @@ def trained_parameters(setting: Setting, workload: TrainWorkload) -> float:
     """Return how many parameters the whole model trains: all, or the adapters alone."""
     if workload.method not in ADAPTER_METHODS:
         return float(setting.counts.total)
+    if workload.method == "alphatuning":
+        scales = scale_parameters(
+            num_layers=setting.model.num_hidden_layers, outputs=output_widths(setting.model)
+        )
+        return float(scales)
     rank = workload.lora_rank or DEFAULT_LORA_RANK
     widths = lora_widths(setting.model, every=adapts_every_matrix(setting, workload))
     return float(
@@ -272,7 +269,8 @@ class _Stage:
         """
         setting, strategy = self.setting, self.setting.strategy
         layout = setting.layout
-        tokens = layout.micro_batch * self.workload.sequence_length / layout.context
+        rows = layout.micro_batch * filled_ratio(self.setting, self.workload)
+        tokens = rows * self.workload.sequence_length / layout.context
         in_flight = pipeline_in_flight(
             strategy.pipeline_schedule or "1f1b",
             self.index,

@@ -4,7 +4,7 @@ import pytest
 
 from planner.catalog.models import get_model
 from planner.cost.parameters import count_parameters
-from planner.errors import NotCoveredError, NotPossibleError
+from planner.errors import NotPossibleError
 from tests.planner.asking import CPU, LLAMA_8B, TINY, TRAIN, ask
 
 
@@ -106,12 +106,6 @@ def test_autocast_keeps_wide_weights_and_narrow_activations():
     assert weights[0] == weights[1]
     assert mixed.memory.breakdown_bytes["activations"] < wide.memory.breakdown_bytes["activations"]
     assert mixed.memory.breakdown_bytes["buffers"] > 0
-
-
-@pytest.mark.parametrize("method", ["qft", "alphatuning"])
-def test_a_method_without_a_formula_is_refused_by_name(method):
-    with pytest.raises(NotCoveredError, match=method):
-        training(method=method)
 
 
 def test_a_batch_that_does_not_divide_is_refused_with_its_numbers():

@@ -1,0 +1,44 @@
+"""A whole training run: lengths that grow, and a time that is given instead of the tokens."""
+
+from dataclasses import replace
+
+from planner.cost.equation import Ledger, Unrecorded
+from planner.specs.workload import TrainWorkload
+from planner.workload.outcome import Outcome
+from planner.workload.setting import Setting
+from planner.workload.train import train
+
+
+def train_run(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outcome:
+    """Return what a training run costs: its longest step, and the run as it is scheduled."""
+    outcome = train(setting, workload, ledger)
+    if not workload.length_schedule and not workload.time_budget_seconds:
+        return outcome
+    rate = _mean_rate(setting, workload, outcome)
+    budget = workload.time_budget_seconds
+    found: dict[str, float] = {}
+    if budget:
+        found = {"duration_seconds": budget, "trained_tokens": rate * budget}
+    elif workload.tokens:
+        found = {"duration_seconds": workload.tokens / rate}
+    return replace(outcome, performance=outcome.performance.model_copy(update=found))
+
+
+def _mean_rate(setting: Setting, workload: TrainWorkload, outcome: Outcome) -> float:
+    """Return the tokens per second over the whole schedule."""
+    longest = float(outcome.performance.tokens_per_second or 0.0)
+    if not workload.length_schedule:
+        return longest
+    per_token = sum(
+        share / _rate_at(setting, workload, length) for length, share in workload.length_schedule
+    )
+    return 1.0 / per_token
+
+
+def _rate_at(setting: Setting, workload: TrainWorkload, length: int) -> float:
+    """Return the tokens per second at a shorter length, in rows of as many tokens a step."""
+    more = workload.sequence_length / length
+    shorter = workload.model_copy(update={"sequence_length": length})
+    rows = replace(setting.layout, micro_batch=setting.layout.micro_batch * more)  # type: ignore[arg-type]  # a mean number of rows
+    found = train(replace(setting, workload=shorter, layout=rows), shorter, Unrecorded())
+    return float(found.performance.tokens_per_second or 0.0) * more
