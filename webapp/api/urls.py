@@ -4,7 +4,7 @@ from django.contrib.auth.decorators import login_not_required
 from django.urls import URLPattern, URLResolver, path
 from ninja import NinjaAPI
 
-from webapp.api import attempts, health, hosts, jobs, problems
+from webapp.api import attempts, health, hosts, jobs, plans, problems
 
 api = NinjaAPI(
     title="Slipway",
@@ -15,6 +15,7 @@ api = NinjaAPI(
 problems.install(api)
 api.add_router("/hosts", hosts.router)
 api.add_router("/attempts", attempts.router)
+api.add_router("/plans", plans.router)
 api.add_router("", jobs.router)
 
 

@@ -6,6 +6,7 @@ from planner import api
 from planner.errors import PlannerError
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate, EstimateRequest
+from planner.specs.inverse import InverseAnswer, InverseQuestion, InverseRequest
 from planner.specs.plan import PlanAnswer, PlanRequest
 from planner.specs.strategy import Strategy
 from planner.specs.workload import GenerateWorkload, ServeWorkload
@@ -133,6 +134,20 @@ def fits_on(
         return api.estimate(question)
     except PlannerError:
         return None
+
+
+def limit_of(plan: Plan, question: InverseQuestion) -> InverseAnswer:
+    """Return how far one thing goes for a plan's question, such as its longest context.
+
+    Raises:
+        DraftProblem: the draft cannot be asked, or the question does not suit its work.
+    """
+    asked = question_of(plan).request
+    fields = {name: getattr(asked, name) for name in PlanRequest.model_fields}
+    try:
+        return api.inverse(InverseRequest(question=question, **fields))
+    except PlannerError as error:
+        raise DraftProblem(_sentence(error), error.field or "") from error
 
 
 def _sentence(error: PlannerError) -> str:

@@ -10,5 +10,6 @@ urlpatterns = [
     path("plans/<str:plan_id>/launch/", views.plan_launch_view, name="plan-launch"),
     path("plans/<str:plan_id>/delete/", views.plan_delete, name="plan-delete"),
     path("plans/<str:plan_id>/compute/", views.plan_compute_view, name="plan-compute"),
+    path("plans/<str:plan_id>/exports/<slug:key>/", views.plan_export, name="plan-export"),
     path("plans/<str:plan_id>/<slug:tab>/", views.plan_detail, name="plan-tab"),
 ]

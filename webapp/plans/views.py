@@ -24,6 +24,7 @@ from webapp.plans.alternatives import (
 )
 from webapp.plans.errors import DraftProblem
 from webapp.plans.explanation import explain, main_lines
+from webapp.plans.exporting import exports_of, file_of
 from webapp.plans.history import jobs_of, measured_of
 from webapp.plans.launching import launch_of, plan_launch
 from webapp.plans.models import Plan, PlanState
@@ -136,7 +137,7 @@ def _why(_plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
 
 
 def _exports(plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
-    """Return what can be copied: the question, the strategy, the job's document."""
+    """Return what can be copied: the plan for other tools, the question, the job's document."""
     texts = [("question", "The question", "Feed it to python -m planner plan", plan.request)]
     if answer.plans:
         strategy = answer.plans[0].strategy.model_dump(mode="json")
@@ -146,7 +147,28 @@ def _exports(plan: Plan, answer: PlanAnswer) -> dict[str, Any]:
         texts.append(("job", "The job", "The document that the host would run", document))
     except DraftProblem:
         pass
-    return {"exports": [(*text[:3], json.dumps(text[3], indent=2)) for text in texts]}
+    formats = exports_of(plan, answer)
+    return {
+        "formats": formats,
+        "measure": formats[0].measure if formats else "",
+        "exports": [(*text[:3], json.dumps(text[3], indent=2)) for text in texts],
+    }
+
+
+@require_GET
+def plan_export(request: HttpRequest, plan_id: str, key: str) -> HttpResponse:
+    """Send one export of a plan as a file."""
+    plan = visible_or_404(Plan, request.user, pk=plan_id)
+    try:
+        found = file_of(plan, current_answer(plan), key)
+    except DraftProblem as problem:
+        raise Http404(str(problem)) from problem
+    if found is None:
+        raise Http404(key)
+    name, text = found
+    response = HttpResponse(text, content_type="text/plain; charset=utf-8")
+    response["Content-Disposition"] = f'attachment; filename="{name}"'
+    return response
 
 
 def _history(plan: Plan, _answer: PlanAnswer) -> dict[str, Any]:
