@@ -46,6 +46,7 @@ SUPERSEDED = {"narayanan2021-t1", "narayanan2021-t2"}
 # Rows of models whose architecture is covered since the factors were fitted join the next fit.
 COVERED_SINCE_THE_FIT = frozenset(
     {
+        "DeepSeekV4 Flash",
         "Nemotron_3_5_Lightning",
         "Nemotron_3_Nano",
         "Nemotron_3_Super",

@@ -33,6 +33,10 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
     "num_attention_heads": ("n_head", "n_heads"),
     "max_position_embeddings": ("seq_length", "n_positions", "max_sequence_length"),
+    "index_head_dim": ("sparse_index_dim",),
+    "index_n_heads": ("sparse_num_index_heads",),
+    "index_topk_blocks": ("sparse_topk_blocks",),
+    "index_block_size": ("sparse_block_size",),
     "attention_output_bias": ("attention_out_bias",),
 }
 

@@ -15,11 +15,8 @@ FAMILIES: dict[str, Family] = {**DENSE, **SPARSE}
 
 # Families that are asked for by name and refused by name: they need formulas of their own.
 NOT_COVERED: dict[str, str] = {
-    "deepseek_v4": "latent attention over compressed blocks",
-    "kimi_linear": "linear attention",
-    "nemotron-nas": "a different shape in each layer",
-    "gemma4_text": "two attention shapes in one model",
-    "minimax_m3": "a sparse attention index",
-    "minimax_m3_vl": "a sparse attention index",
-    "step3p7": "two attention shapes in one model",
+    "gemma3n_text": "alternating updates of parallel streams",
+    "jamba": "state-space layers of the first generation",
+    "recurrent_gemma": "gated linear recurrences",
+    "rwkv": "recurrence without attention",
 }

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from planner.catalog.config_reader import ConfigReader
-from planner.specs.layers import OutputGate, RecurrentLayers
+from planner.specs.layers import LayerGroup, OutputGate, RecurrentLayers
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,11 @@ class Family:
     rest_kind: Literal["sliding", "chunked", "recurrent"] = "sliding"
     recurrent: Callable[[ConfigReader, int], RecurrentLayers] | None = None
     fused_gate_width: bool = False
+    # Readers for families whose configs describe layers, or fields, in a way of their own.
+    layers: Callable[[ConfigReader], tuple[LayerGroup, ...]] | None = None
+    extras: Callable[[ConfigReader], dict[str, Any]] | None = None
+    # A config with this field has what no implementation at hand could confirm, and what it is.
+    unconfirmed: tuple[str, str] = ("", "")
     # Fields that its configs carry without a meaning.
     ignores: tuple[str, ...] = ()
     names: dict[str, str] = field(default_factory=dict)

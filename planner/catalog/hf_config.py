@@ -85,6 +85,7 @@ def model_from_config(config: dict[str, Any], model_id: str = "custom") -> Model
             **read_experts(reader, family),
             **read_published_weights(reader),
             "note": _note(reader, family),
+            **(family.extras(reader) if family.extras else {}),
         }
         return ModelSpec(id=model_id, model_type=reader.model_type, **fields)
     except ValidationError as error:
@@ -96,6 +97,9 @@ def model_from_config(config: dict[str, Any], model_id: str = "custom") -> Model
 
 
 def _note(reader: ConfigReader, family: Family) -> str | None:
+    field, doubt = family.unconfirmed
+    if field and reader.has(field):
+        return f"model_type {reader.model_type}: {doubt}"
     if family is not UNKNOWN_FAMILY:
         return None
     return (

@@ -59,6 +59,8 @@ def layer_types(reader: ConfigReader) -> tuple[str, ...]:
 
 def read_layer_groups(reader: ConfigReader, family: Family) -> tuple[LayerGroup, ...]:
     """Return the groups of a model's layers; nothing when all are plain full attention."""
+    if family.layers is not None:
+        return family.layers(reader)
     counts = _counts_by_kind(reader, family)
     groups: list[LayerGroup] = []
     for kind, count in counts.items():
@@ -173,11 +175,12 @@ def _latent(reader: ConfigReader, family: Family, count: int) -> list[LayerGroup
     types = reader.listed("indexer_types")
     own = sum(name != "shared" for name in types) if types else count
     dim = reader.integer("index_head_dim")
+    heads, hidden = reader.integer("index_n_heads"), reader.integer("hidden_size")
     index = IndexLayers(
         count=own,
-        num_heads=reader.integer("index_n_heads"),
+        num_heads=heads,
         head_dim=dim,
-        query_rank=reader.integer("q_lora_rank"),
-        norm_parameters=2 * dim,
+        linear_parameters=reader.integer("q_lora_rank") * heads * dim + hidden * (dim + heads),
+        small_parameters=2 * dim,
     )
     return [latent, index]

@@ -77,3 +77,27 @@ def lightning_attention(reader: ConfigReader, count: int) -> RecurrentLayers:
         linear_parameters=5 * hidden * heads * dim,
         small_parameters=heads * dim,
     )
+
+
+def kimi_delta(reader: ConfigReader, count: int) -> RecurrentLayers:
+    """Return Kimi delta-attention layers: a delta net whose decay differs by channel.
+
+    Source: Kimi Linear, arXiv:2510.26692.
+    """
+    own = reader.get("linear_attn_config") or {}
+    heads = int(own.get("num_heads") or reader.integer("linear_num_heads"))
+    dim = int(own.get("head_dim") or reader.integer("linear_head_dim"))
+    kernel = int(own.get("short_conv_kernel_size") or reader.integer("linear_conv_kernel_dim"))
+    hidden, width = reader.integer("hidden_size"), heads * dim
+    low_rank = hidden * dim + dim * width
+    gate = hidden * width if own.get("use_full_rank_gate") else low_rank
+    return RecurrentLayers(
+        count=count,
+        num_heads=heads,
+        key_dim=dim,
+        value_dim=dim,
+        conv_channels=3 * width,
+        conv_kernel=kernel,
+        linear_parameters=4 * hidden * width + low_rank + gate + hidden * heads,
+        small_parameters=3 * width * kernel + width + heads + dim,
+    )

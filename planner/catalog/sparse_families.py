@@ -4,6 +4,16 @@ from dataclasses import replace
 
 from planner.catalog.family import Family
 from planner.catalog.recurrent import gated_delta_net, lightning_attention, mamba2
+from planner.catalog.special_layers import (
+    deepseek_v4,
+    deepseek_v4_extras,
+    gemma4,
+    gemma4_extras,
+    kimi_linear,
+    minimax_m3,
+    nemotron_nas,
+    nemotron_nas_extras,
+)
 
 LATENT = Family(sparse=True)
 HYBRID_QWEN = Family(
@@ -82,6 +92,47 @@ SPARSE: dict[str, Family] = {
     ),
     "mimo_v2_flash": Family(sparse=True, router_bias=True, sliding_sinks=True),
     "afmoe": replace(ROUTED, norms_per_layer=4, output_gate="element", full_every=4),
+    "minimax_m3": replace(
+        ROUTED,
+        layers=minimax_m3,
+        shared_experts=1,
+        names={
+            "intermediate_size": "dense_intermediate_size",
+            "moe_intermediate_size": "intermediate_size",
+        },
+    ),
+    "kimi_linear": replace(
+        LATENT,
+        router_bias=True,
+        layers=kimi_linear,
+        unconfirmed=(
+            "attn_res_block_size",
+            "attention between the residuals of distant layers is not counted",
+        ),
+    ),
+    "deepseek_v4": replace(
+        LATENT, router_bias=True, layers=deepseek_v4, extras=deepseek_v4_extras
+    ),
+    "gemma4_text": Family(
+        sparse=True,
+        may_be_dense=True,
+        tied_by_default=True,
+        norms_per_layer=4,
+        qk_norm=True,
+        layers=gemma4,
+        extras=gemma4_extras,
+    ),
+    "nemotron-nas": Family(
+        layers=nemotron_nas, extras=nemotron_nas_extras, defaults={"intermediate_size": 0}
+    ),
+    "step3p7": replace(
+        ROUTED,
+        output_gate="head",
+        unconfirmed=(
+            "layer_types",
+            "no published count confirms that sliding and full layers have the same heads",
+        ),
+    ),
     "nemotron_h": Family(
         sparse=True,
         may_be_dense=True,
@@ -91,3 +142,5 @@ SPARSE: dict[str, Family] = {
         recurrent=mamba2,
     ),
 }
+SPARSE["minimax_m3_vl"] = SPARSE["minimax_m3_vl_text"] = SPARSE["minimax_m3"]
+SPARSE["deepseek_ref"] = SPARSE["deepseek_v4"]

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 
 from planner.cost.equation import equation
 from planner.cost.quantity import Quantity
-from planner.specs.layers import AttentionLayers, LatentLayers, LayerGroup, RecurrentLayers
+from planner.specs.layers import (
+    AttentionLayers,
+    CompressedLayers,
+    LatentLayers,
+    LayerGroup,
+    RecurrentLayers,
+)
 from planner.specs.model import ModelSpec
 
 KORTHIKANTI = "Korthikanti et al. 2022, arXiv:2205.05198, section 4, by element instead of byte"
@@ -180,6 +186,8 @@ def _group_width(model: ModelSpec, group: LayerGroup) -> int:
         return (group.heads + group.kv_heads) * (group.key_dim + group.value_dim)
     if isinstance(group, LatentLayers):
         return 2 * group.heads * (group.key_dim + group.value_dim) + group.latent_dim
+    if isinstance(group, CompressedLayers):
+        return 2 * (group.num_attention_heads + 1) * group.head_dim
     if isinstance(group, RecurrentLayers):
         return group.linear_parameters // model.hidden_size
     return 0

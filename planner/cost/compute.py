@@ -2,11 +2,12 @@
 
 from planner.cost.columns import floor, minimum
 from planner.cost.equation import Equation, Ledger, Line, equation
-from planner.cost.kv_cache import cached_tokens, mean_dim
+from planner.cost.kv_cache import cached_tokens, mean_dim, window_and_entries
 from planner.cost.layers import PerGroup
 from planner.cost.quantity import Quantity
 from planner.specs.layers import (
     AttentionLayers,
+    CompressedLayers,
     IndexLayers,
     LatentLayers,
     LayerGroup,
@@ -133,6 +134,9 @@ def _formula_of(
             "token_pairs",
             {"num_heads": group.heads / ranks, "head_dim": mean_dim(group)},
         )
+    if isinstance(group, CompressedLayers):
+        shape = {"num_heads": group.num_attention_heads / ranks, "head_dim": group.head_dim}
+        return attention_flops, "token_pairs", shape
     if isinstance(group, IndexLayers):
         shape = {"num_heads": group.num_heads, "head_dim": group.head_dim}
         return index_flops, "token_pairs", shape
@@ -162,11 +166,15 @@ def group_pairs(group: LayerGroup, sequence: Quantity) -> Quantity:
     if isinstance(group, AttentionLayers):
         if group.kind == "chunked" and group.window:
             return chunked_pairs(sequence, group.window)
-        return causal_pairs(sequence, group.window)
+        return causal_pairs(sequence, group.window or group.top_k)
     if isinstance(group, LatentLayers):
         return causal_pairs(sequence, group.top_k)
     if isinstance(group, IndexLayers):
-        return causal_pairs(sequence)
+        return causal_pairs(sequence) / group.ratio
+    if isinstance(group, CompressedLayers):
+        reach = group.top_k * group.ratio if group.top_k and group.ratio else None
+        entries = causal_pairs(sequence, reach) / group.ratio if group.ratio else 0.0
+        return causal_pairs(sequence, group.window) + entries
     return sequence if isinstance(group, RecurrentLayers) else sequence * 0.0
 
 
@@ -182,9 +190,11 @@ def read_pairs(model: ModelSpec, context: Quantity) -> PerGroup:
 
 def _new_token_pairs(group: LayerGroup, context: Quantity) -> Quantity:
     if isinstance(group, AttentionLayers):
-        return cached_tokens(context, group.window, paged=False)
+        return cached_tokens(context, group.window or group.top_k, paged=False)
     if isinstance(group, LatentLayers):
         return cached_tokens(context, group.top_k, paged=False)
     if isinstance(group, IndexLayers):
-        return context
+        return context / group.ratio
+    if isinstance(group, CompressedLayers):
+        return window_and_entries(group, context, group.top_k, paged=False)
     return context * 0 + (1.0 if isinstance(group, RecurrentLayers) else 0.0)

@@ -12,6 +12,7 @@ from planner.cost.layers import PerGroup
 from planner.cost.quantity import Quantity
 from planner.specs.layers import (
     AttentionLayers,
+    CompressedLayers,
     IndexLayers,
     LatentLayers,
     LayerGroup,
@@ -144,8 +145,24 @@ def group_tokens(group: LayerGroup, sequence: Quantity, *, paged: bool) -> Quant
             return sequence * 0.0
         return cached_tokens(sequence, group.window, paged=paged)
     if isinstance(group, LatentLayers | IndexLayers):
-        return cached_tokens(sequence, None, paged=paged)
+        return cached_tokens(sequence / _ratio(group), None, paged=paged)
+    if isinstance(group, CompressedLayers):
+        return window_and_entries(group, sequence, None, paged=paged)
     return sequence * 0.0
+
+
+def _ratio(group: LatentLayers | IndexLayers) -> int:
+    return group.ratio if isinstance(group, IndexLayers) else 1
+
+
+def window_and_entries(
+    group: CompressedLayers, sequence: Quantity, top_k: int | None, *, paged: bool
+) -> Quantity:
+    """Return the tokens of the window and the compressed entries, at most ``top_k`` of these."""
+    window = cached_tokens(sequence, group.window, paged=paged)
+    if group.ratio is None:
+        return window
+    return window + cached_tokens(sequence / group.ratio, top_k, paged=paged)
 
 
 def layer_tokens(model: ModelSpec, sequence: Quantity, *, paged: bool) -> PerGroup:
@@ -166,7 +183,9 @@ def _group_reads(group: LayerGroup, sequence: Quantity) -> Quantity:
     if isinstance(group, LatentLayers):
         return cached_tokens(sequence, group.top_k, paged=False)
     if isinstance(group, AttentionLayers):
-        return cached_tokens(sequence, group.window, paged=False)
+        return cached_tokens(sequence, group.window or group.top_k, paged=False)
+    if isinstance(group, CompressedLayers):
+        return window_and_entries(group, sequence, group.top_k, paged=False)
     if isinstance(group, RecurrentLayers):
         return sequence * 0 + 2.0
     return group_tokens(group, sequence, paged=False)
@@ -218,6 +237,13 @@ def _formula_of(
         shape = {
             "kv_lora_rank": group.kv_lora_rank,
             "rope_dim": group.qk_rope_head_dim,
+            "kv_bytes_per_element": element_bytes,
+        }
+        return latent_cache_bytes, "num_tokens", shape
+    if isinstance(group, CompressedLayers):
+        shape = {
+            "kv_lora_rank": group.head_dim,
+            "rope_dim": 0,
             "kv_bytes_per_element": element_bytes,
         }
         return latent_cache_bytes, "num_tokens", shape

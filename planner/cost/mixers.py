@@ -12,6 +12,7 @@ from planner.cost.kv_cache import mean_dim
 from planner.cost.quantity import Quantity
 from planner.specs.layers import (
     AttentionLayers,
+    CompressedLayers,
     IndexLayers,
     LatentLayers,
     LayerGroup,
@@ -117,9 +118,13 @@ def count_mixer(model: ModelSpec, group: LayerGroup) -> MixerCounts:
     if isinstance(group, LatentLayers):
         return _latent(model, group)
     if isinstance(group, IndexLayers):
-        heads, hidden = group.num_heads, model.hidden_size
-        linear = group.query_rank * heads * group.head_dim + hidden * (group.head_dim + heads)
-        return MixerCounts(replicated=linear, small=group.norm_parameters)
+        return MixerCounts(replicated=group.linear_parameters, small=group.small_parameters)
+    if isinstance(group, CompressedLayers):
+        return MixerCounts(
+            split=group.split_parameters,
+            replicated=group.replicated_parameters,
+            small=group.small_parameters,
+        )
     if isinstance(group, RecurrentLayers):
         return MixerCounts(split=group.linear_parameters, small=group.small_parameters)
     return MixerCounts()

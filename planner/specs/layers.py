@@ -31,6 +31,7 @@ class AttentionLayers(SparseSpec):
     v_head_dim: PositiveInt | None = None
     output_gate: OutputGate = "none"
     sinks: bool = False
+    top_k: PositiveInt | None = None
     value_is_key: bool = False
     reuses_cache: bool = False
 
@@ -102,15 +103,36 @@ class LatentLayers(SparseSpec):
 class IndexLayers(SparseSpec):
     """Indexers beside attention: light heads that score every cached token to choose a few.
 
-    They are no layers of their own: their count is not part of the model's.
+    They are no layers of their own: their count is not part of the model's. One index key serves
+    ``ratio`` tokens.
     """
 
     kind: Literal["index"] = "index"
     count: PositiveInt
     num_heads: PositiveInt
     head_dim: PositiveInt
-    query_rank: PositiveInt
-    norm_parameters: NonNegativeInt = 0
+    linear_parameters: NonNegativeInt = 0
+    small_parameters: NonNegativeInt = 0
+    ratio: PositiveInt = 1
+
+
+class CompressedLayers(SparseSpec):
+    """Layers that cache a window of tokens, and one compressed entry for every few older ones.
+
+    A single key-value vector of ``head_dim`` serves all heads. ``ratio`` is how many tokens one
+    entry stands for, nothing where there are none; ``top_k`` how many entries a query chooses.
+    """
+
+    kind: Literal["compressed"] = "compressed"
+    count: PositiveInt
+    num_attention_heads: PositiveInt
+    head_dim: PositiveInt
+    window: PositiveInt
+    ratio: PositiveInt | None = None
+    top_k: PositiveInt | None = None
+    split_parameters: PositiveInt
+    replicated_parameters: PositiveInt
+    small_parameters: NonNegativeInt = 0
 
 
 class RecurrentLayers(SparseSpec):
@@ -159,6 +181,7 @@ LayerGroup = Annotated[
     Annotated[AttentionLayers, Tag("attention")]
     | Annotated[LatentLayers, Tag("latent")]
     | Annotated[IndexLayers, Tag("index")]
+    | Annotated[CompressedLayers, Tag("compressed")]
     | Annotated[RecurrentLayers, Tag("recurrent")]
     | Annotated[NoMixingLayers, Tag("none")],
     Discriminator(_kind_of),

@@ -8,6 +8,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from planner.specs.base import Dtype, SparseSpec
 from planner.specs.layers import (
     AttentionLayers,
+    CompressedLayers,
     IndexLayers,
     LatentLayers,
     LayerGroup,
@@ -17,6 +18,7 @@ from planner.specs.layers import (
 
 __all__ = [
     "AttentionLayers",
+    "CompressedLayers",
     "IndexLayers",
     "LatentLayers",
     "LayerGroup",

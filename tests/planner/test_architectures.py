@@ -4,7 +4,7 @@ import pytest
 
 from planner.catalog.models import get_model, list_models
 from planner.cost.equation import Ledger, Line
-from planner.cost.kv_cache import cache_bytes, layer_tokens
+from planner.cost.kv_cache import cache_bytes, layer_tokens, read_tokens
 from planner.cost.parameters import count_parameters
 from planner.specs.layers import AttentionLayers, IndexLayers, LatentLayers, RecurrentLayers
 from tests.planner.asking import ask, held
@@ -197,3 +197,45 @@ def test_every_model_of_the_catalog_can_be_served():
         record = (Ledger(), Line("memory", "cache"))
 
         assert cache_bytes(model, kept, 8, BF16, record) > 0, entry.id
+
+
+def test_deepseek_v4_caches_a_window_and_entries_of_4_and_of_128_tokens():
+    entry, tokens = 512 * 2, 128_000.0
+    windows, fours, wides = 43 * 128, 21 * tokens / 4, 20 * tokens / 128
+    index = 21 * tokens / 4 * (128 + 4)
+
+    assert cached("deepseek-ai/DeepSeek-V4-Flash", tokens) == (
+        (windows + fours + wides) * entry + index
+    )
+
+
+def test_deepseek_v4_attends_to_its_window_and_what_the_index_chose():
+    model = get_model("deepseek-ai/DeepSeek-V4-Flash")
+    by_ratio = dict(
+        zip(
+            [getattr(group, "ratio", 0) for group in model.layers_by_attention],
+            read_tokens(model, 128_000.0).values,
+            strict=True,
+        )
+    )
+
+    assert by_ratio[None] == 2 * 128
+    assert by_ratio[128] == 20 * (128 + 1000)
+
+
+def test_full_layers_of_gemma_4_have_wider_and_fewer_heads():
+    full = get_model("google/gemma-4-26B-A4B").layers_by_attention[1]
+
+    assert (full.key_dim, full.kv_heads, full.value_is_key) == (512, 2, True)
+
+
+def test_layers_of_a_searched_architecture_without_attention_cache_nothing():
+    model = get_model("nvidia/Llama-3_3-Nemotron-Super-49B-v1")
+
+    assert count_parameters(model).total == 49_867_145_216
+    assert cached(model.id, 100.0) == 49 * 2 * 8 * 128 * 2 * 100
+
+
+def test_a_model_that_nothing_confirms_says_so():
+    assert "residuals" in get_model("moonshotai/Kimi-K3").note
+    assert get_model("deepseek-ai/DeepSeek-V4-Pro").note is None

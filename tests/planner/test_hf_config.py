@@ -123,8 +123,8 @@ def test_what_gemma_3_configs_leave_out_is_filled_in_as_its_own_code_does():
 
 
 def test_a_family_without_formulas_is_refused_by_what_it_lacks():
-    with pytest.raises(NotCoveredError, match="a different shape in each layer"):
-        model_from_config({**TINY, "model_type": "nemotron-nas"})
+    with pytest.raises(NotCoveredError, match="recurrence without attention"):
+        model_from_config({**TINY, "model_type": "rwkv"})
 
 
 @pytest.mark.parametrize("wrong", [-1, "many", 2.5, True])
@@ -169,3 +169,23 @@ def test_the_checkpoints_quantisation_becomes_the_default_weight_format():
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.json")), ids=lambda path: path.stem)
 def test_every_shipped_config_loads(path):
     assert model_from_config(json.loads(path.read_text())).vocab_size > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"model_type": "nemotron-nas", "block_configs": []}, "model.block_configs"),
+        ({"model_type": "deepseek_v4", "compress_ratios": []}, "model.compress_ratios"),
+    ],
+)
+def test_a_family_with_layers_of_its_own_names_what_it_needs(fields, named):
+    with pytest.raises(BadConfigError) as caught:
+        model_from_config({**TINY, **fields})
+
+    assert caught.value.field == named
+
+
+def test_a_size_that_every_layer_repeats_is_read_as_one():
+    config = {**TINY, "model_type": "hunyuan_v1_moe", "num_experts": 4, "moe_topk": [2] * 6}
+
+    assert model_from_config(config).num_experts_per_tok == 2

@@ -110,7 +110,7 @@ def test_layers_that_reuse_a_cache_keep_nothing_but_read_it():
 def test_an_index_narrows_what_attention_reads_but_not_what_it_keeps():
     model = model_of(
         LatentLayers(count=4, top_k=50, **LATENT),
-        IndexLayers(count=4, num_heads=2, head_dim=16, query_rank=24),
+        IndexLayers(count=4, num_heads=2, head_dim=16),
     )
 
     assert read_tokens(model, 1000.0).values == (4 * 50, 4 * 1000)
@@ -119,7 +119,7 @@ def test_an_index_narrows_what_attention_reads_but_not_what_it_keeps():
 
 
 def test_an_index_key_takes_eight_bits_an_element_and_one_scale():
-    index = IndexLayers(count=4, num_heads=2, head_dim=16, query_rank=24)
+    index = IndexLayers(count=4, num_heads=2, head_dim=16)
     model = model_of(NoMixingLayers(count=4), index)
 
     assert cached(model, 10.0) == 4 * 10 * (16 + 4)

@@ -68,6 +68,11 @@ ELSEWHERE = {
     "internlm",
     "mistral3",
     "mimo_v2_flash",
+    "deepseek_ref",
+    "minimax_m3",
+    "minimax_m3_vl",
+    "nemotron-nas",
+    "step3p7",
 }
 # Corrections of the router that checkpoints hold but no optimiser trains.
 ROUTER_BIAS = "e_score_correction_bias"

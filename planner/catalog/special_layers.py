@@ -1,0 +1,232 @@
+"""Read the layers of families whose configs describe them in a way of their own."""
+
+from collections import Counter
+from typing import Any
+
+from planner.catalog.config_reader import ConfigReader
+from planner.catalog.recurrent import kimi_delta
+from planner.errors import BadConfigError
+from planner.specs.layers import (
+    AttentionLayers,
+    CompressedLayers,
+    IndexLayers,
+    LatentLayers,
+    LayerGroup,
+    NoMixingLayers,
+)
+
+# How wide a block's feed-forward becomes from its multiple: a gated block, in whole steps.
+NAS_STEP = 256
+# Entries of so few tokens are many: an index chooses among them.
+INDEXED_RATIO = 4
+
+
+def deepseek_v4(reader: ConfigReader) -> tuple[LayerGroup, ...]:
+    """Return windows of tokens, alone or beside entries that compress 4 or 128 tokens each.
+
+    Source: the family's implementation in transformers; only the entries of 4 are indexed.
+    """
+    ratios = _compression(reader)
+    groups: list[LayerGroup] = []
+    for ratio, count in ratios.items():
+        groups.append(_compressed(reader, ratio, count))
+        if ratio == INDEXED_RATIO:
+            groups.append(_compressed_index(reader, ratio, count))
+    return tuple(groups)
+
+
+def _compression(reader: ConfigReader) -> Counter[int]:
+    """Return how many layers compress how many tokens into one entry, by either spelling."""
+    layers, rates = reader.integer("num_hidden_layers"), reader.get("compress_rates") or {}
+    listed = reader.listed("compress_ratios")
+    found = Counter(
+        [int(ratio) for ratio in listed]
+        or [int(rates.get(kind, 0)) for kind in reader.listed("layer_types")]
+    )
+    if sum(found.values()) != layers:
+        raise BadConfigError(
+            f"compress_ratios must name each of the {layers} layers", "model.compress_ratios"
+        )
+    return found
+
+
+def _compressed(reader: ConfigReader, ratio: int, count: int) -> CompressedLayers:
+    hidden, dim = reader.integer("hidden_size"), reader.integer("head_dim")
+    heads, rank = reader.integer("num_attention_heads"), reader.integer("q_lora_rank")
+    output = reader.integer("o_lora_rank")
+    indexed = ratio == INDEXED_RATIO
+    streams = 0 if not ratio else 2 if indexed else 1
+    split = rank * heads * dim + heads * dim * output
+    return CompressedLayers(
+        count=count,
+        num_attention_heads=heads,
+        head_dim=dim,
+        window=reader.integer("sliding_window"),
+        ratio=ratio or None,
+        top_k=reader.integer("index_topk") if indexed else None,
+        split_parameters=split + reader.integer("o_groups") * output * hidden,
+        replicated_parameters=hidden * (rank + dim) + 2 * hidden * streams * dim,
+        small_parameters=heads + rank + dim + (ratio * streams * dim + dim if ratio else 0),
+    )
+
+
+def _compressed_index(reader: ConfigReader, ratio: int, count: int) -> IndexLayers:
+    hidden, dim = reader.integer("hidden_size"), reader.integer("index_head_dim")
+    heads = reader.integer("index_n_heads")
+    return IndexLayers(
+        count=count,
+        num_heads=heads,
+        head_dim=dim,
+        ratio=ratio,
+        linear_parameters=reader.integer("q_lora_rank") * heads * dim + hidden * (4 * dim + heads),
+        small_parameters=ratio * 2 * dim + dim,
+    )
+
+
+def deepseek_v4_extras(reader: ConfigReader) -> dict[str, Any]:
+    """Return the mixing of parallel residual streams, and layers whose router is a table."""
+    hidden, streams = reader.integer("hidden_size"), reader.integer("hc_mult")
+    layers, experts = reader.integer("num_hidden_layers"), reader.integer("num_experts")
+    mixes = streams * (streams + 2)
+    each = mixes * streams * hidden + mixes + 3
+    last = streams * streams * hidden + streams + 1
+    tables = reader.listed("mlp_layer_types").count("hash_moe")
+    without_correction = reader.integer("num_hash_layers", tables) * experts
+    return {"extra_parameters": 2 * layers * each + last - without_correction}
+
+
+def minimax_m3(reader: ConfigReader) -> tuple[LayerGroup, ...]:
+    """Return full attention in some layers, and blocks chosen by an index in the others."""
+    layers = reader.integer("num_hidden_layers")
+    nested = reader.get("sparse_attention_config")
+    if isinstance(nested, dict):
+        reader.config = {**nested, **reader.config}
+    flags = reader.listed("sparse_attention_freq") or tuple(
+        kind != "full_attention" for kind in reader.listed("layer_types")
+    )
+    indexed = sum(bool(flag) for flag in flags)
+    dim, heads = reader.integer("index_head_dim"), reader.integer("index_n_heads")
+    chosen = reader.integer("index_topk_blocks") * reader.integer("index_block_size")
+    hidden = reader.integer("hidden_size")
+    index = IndexLayers(
+        count=indexed,
+        num_heads=heads,
+        head_dim=dim,
+        linear_parameters=hidden * dim * (heads + 1),
+        small_parameters=2 * dim,
+    )
+    groups = (AttentionLayers(count=indexed, top_k=chosen), index)
+    full = layers - indexed
+    return (AttentionLayers(count=full), *groups) if full else groups
+
+
+def kimi_linear(reader: ConfigReader) -> tuple[LayerGroup, ...]:
+    """Return delta-attention layers beside layers of latent attention."""
+    layers = reader.integer("num_hidden_layers")
+    own = reader.get("linear_attn_config") or {}
+    named = reader.listed("layer_types")
+    recurrent = len(own.get("kda_layers") or ()) or named.count("linear_attention")
+    latent = LatentLayers(
+        count=layers - recurrent,
+        q_lora_rank=reader.get("q_lora_rank"),
+        kv_lora_rank=reader.integer("kv_lora_rank"),
+        qk_nope_head_dim=reader.integer("qk_nope_head_dim"),
+        qk_rope_head_dim=reader.integer("qk_rope_head_dim"),
+        v_head_dim=reader.integer("v_head_dim"),
+        output_gate="element" if reader.flag("mla_use_output_gate", default=False) else "none",
+    )
+    return (kimi_delta(reader, recurrent), latent)
+
+
+def gemma4(reader: ConfigReader) -> tuple[LayerGroup, ...]:
+    """Return sliding and full layers of different widths; the last may reuse earlier caches."""
+    kinds = [str(kind) for kind in reader.listed("layer_types")]
+    layers = reader.integer("num_hidden_layers")
+    shared = reader.integer("num_kv_shared_layers", 0)
+    groups: list[LayerGroup] = []
+    for part, reuses in ((kinds[: layers - shared], False), (kinds[layers - shared :], True)):
+        for kind, count in Counter(part).items():
+            groups.append(_gemma4_group(reader, kind, count, reuses=reuses))
+    return tuple(groups)
+
+
+def _gemma4_group(reader: ConfigReader, kind: str, count: int, *, reuses: bool) -> AttentionLayers:
+    if kind == "sliding_attention":
+        window = reader.integer("sliding_window")
+        return AttentionLayers(kind="sliding", count=count, window=window, reuses_cache=reuses)
+    values_are_keys = reader.flag("attention_k_eq_v", default=False)
+    wide = reader.config.get("per_layer_config") or {}
+    told: dict[str, Any] = next(iter(wide.values()), {}) if isinstance(wide, dict) else {}
+    dim = reader.get("global_head_dim") or told.get("head_dim") or reader.get("head_dim")
+    heads = reader.get("num_global_key_value_heads") or told.get("num_key_value_heads")
+    return AttentionLayers(
+        count=count,
+        head_dim=dim,
+        num_key_value_heads=heads if values_are_keys else None,
+        value_is_key=values_are_keys,
+        reuses_cache=reuses,
+    )
+
+
+def gemma4_extras(reader: ConfigReader) -> dict[str, Any]:
+    """Return the dense block beside the experts, and the embeddings of each layer's own."""
+    hidden, layers = reader.integer("hidden_size"), reader.integer("num_hidden_layers")
+    narrow = reader.integer("hidden_size_per_layer_input", 0)
+    width, extra = reader.integer("intermediate_size"), 0
+    fields: dict[str, Any] = {}
+    if narrow:
+        table = reader.integer("vocab_size_per_layer_input") * layers * narrow
+        each = 2 * hidden * narrow + hidden
+        extra += table + layers * each + hidden * layers * narrow + narrow
+    if reader.flag("use_double_wide_mlp", default=False):
+        columns = width * (layers + reader.integer("num_kv_shared_layers", 0))
+        fields["intermediate_size"] = columns // layers
+        extra += 3 * hidden * (columns % layers)
+    if reader.has("num_experts"):
+        extra += layers * (4 * hidden + reader.integer("num_experts"))
+        fields |= {"num_shared_experts": 1, "shared_expert_intermediate_size": width}
+        fields |= {"num_dense_layers": 0}
+    return {**fields, "extra_parameters": extra}
+
+
+def nemotron_nas(reader: ConfigReader) -> tuple[LayerGroup, ...]:
+    """Return the layers of a searched architecture: some without any attention."""
+    heads = reader.integer("num_attention_heads")
+    groups: Counter[int] = Counter()
+    for block in reader.get("block_configs") or ():
+        attention = block["attention"]
+        groups[0 if attention["no_op"] else heads // int(attention["n_heads_in_group"])] += 1
+    return tuple(
+        AttentionLayers(count=count, num_key_value_heads=kv_heads)
+        if kv_heads
+        else NoMixingLayers(count=count)
+        for kv_heads, count in groups.items()
+    )
+
+
+def nemotron_nas_extras(reader: ConfigReader) -> dict[str, Any]:
+    """Return the mean width of the blocks, and what its rounding leaves out."""
+    hidden, layers = reader.integer("hidden_size"), reader.integer("num_hidden_layers")
+    blocks = reader.get("block_configs") or ()
+    columns = sum(_nas_width(hidden, block["ffn"]) for block in blocks)
+    norms = sum((not b["attention"]["no_op"]) + (not b["ffn"]["no_op"]) for b in blocks)
+    attending = [b["attention"] for b in blocks if not b["attention"]["no_op"]]
+    if not attending:
+        raise BadConfigError(
+            "block_configs names no layer with attention: it must describe each layer",
+            "model.block_configs",
+        )
+    heads = reader.integer("num_attention_heads")
+    return {
+        "intermediate_size": columns // layers,
+        "extra_parameters": 3 * hidden * (columns % layers) + (norms - layers) * hidden,
+        "num_key_value_heads": heads // int(attending[0]["n_heads_in_group"]),
+        "norms_per_layer": 1,
+    }
+
+
+def _nas_width(hidden: int, block: dict[str, Any]) -> int:
+    if block["no_op"]:
+        return 0
+    width = int(2 * float(block["ffn_mult"]) * hidden / 3)
+    return -(-width // NAS_STEP) * NAS_STEP
