@@ -154,15 +154,23 @@ def _pools(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> _Pools:
                 f"strategy.disaggregated.{name}",
             )
     cached = workload.input_tokens * workload.prefix_share_ratio
-    prefill = prefilling(setting, ledger, 1.0, workload.input_tokens - cached, cached)
+    lanes = _lanes(setting, workload, split.prefill_devices // each)
+    prefill = prefilling(setting, ledger, lanes, workload.input_tokens - cached, cached)
     return _Pools(
         prefill_replicas=split.prefill_devices // each,
         decode_replicas=split.decode_devices // each,
         most=max_concurrency(setting, workload),
         prefill=prefill,
-        slot_s=prefill.total_s / layout.pipeline,
+        slot_s=prefill.total_s / layout.pipeline / lanes,
         transfer_s=_transfer(setting, workload, ledger),
     )
+
+
+def _lanes(setting: Setting, workload: ServeWorkload, replicas: int) -> float:
+    """Return how many data-parallel attention ranks of a replica read a prompt at once."""
+    ranks = float(setting.layout.attention_data)
+    callers = workload.concurrency or workload.burst_requests
+    return ranks if callers is None else max(1.0, min(ranks, callers / replicas))
 
 
 def _transfer(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> float:

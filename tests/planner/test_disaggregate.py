@@ -167,3 +167,25 @@ def test_a_search_over_splits_is_refused_by_its_pin():
         search(devices=2, pins={"disaggregated": {"prefill_devices": 1, "decode_devices": 1}})
 
     assert caught.value.field == "pins.disaggregated"
+
+
+def test_attention_ranks_of_a_replica_read_a_prompt_each():
+    """Eight data-parallel attention ranks read eight prompts while one rank reads one."""
+
+    def rate(ranks):
+        strategy = {"tensor_parallel_size": 8 // ranks, "expert_parallel_size": 8}
+        found = ask(
+            model="deepseek-ai/DeepSeek-V3",
+            cluster={"device": "h200-sxm-141gb", "devices_per_node": 8, "nodes": 2},
+            engine="sglang",
+            workload={**SERVE, "concurrency": 512},
+            strategy={
+                **strategy,
+                "weight_dtype": "fp8",
+                "attention_data_parallel_size": ranks,
+                "disaggregated": {"prefill_devices": 8, "decode_devices": 8},
+            },
+        )
+        return next(term.value for term in found.terms if term.key == "prefill_pool")
+
+    assert rate(8) > 1.2 * rate(1)
