@@ -85,6 +85,11 @@ def round_up(value: Quantity, step: Quantity = 1.0) -> Quantity:
     return ceil(value / step) * step
 
 
+def log(value: Number) -> Number:
+    """Return the natural logarithm of a positive quantity, element by element."""
+    return cast("Number", np.log(value)) if is_column(value) else math.log(value)
+
+
 def divides(divisor: Quantity, value: Quantity) -> Flag:
     """Return whether a quantity is a whole multiple of a divisor."""
     return cast("Flag", value % divisor == 0)

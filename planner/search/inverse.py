@@ -16,8 +16,9 @@ from planner.cost.dtypes import element_bytes
 from planner.cost.parameters import count_parameters
 from planner.errors import BadRequestError
 from planner.search.probe import Probe, largest_step
-from planner.search.rank import penalty
-from planner.search.space import Question, formats
+from planner.search.question import questions
+from planner.search.rank import order_of
+from planner.search.space import formats
 from planner.specs.base import Dtype
 from planner.specs.cluster import ClusterSpec
 from planner.specs.inverse import Beyond, InverseAnswer, InverseRequest, Limit
@@ -181,9 +182,7 @@ def _model(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
 
 
 def _weight_dtypes(request: PlanRequest) -> Iterator[Dtype]:
-    cluster = resolve_cluster(request.cluster)
-    device = resolve_device(cluster.device)
-    question = Question(request, resolve_model(request.model), device, cluster)
+    question = next(questions(request.model_copy(update={"hardware_options": ()})))
     yield from dict.fromkeys(weight for weight, _ in formats(question))
 
 
@@ -254,7 +253,7 @@ def _instance(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
         )
         if request.objective != "cost":
             break
-    best = sorted(dearer, key=lambda one: penalty(one.estimate, request.objective))
+    best = sorted(dearer, key=lambda one: order_of(one.estimate, request.objective))
     return tuple(best[:1])
 
 

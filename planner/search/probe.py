@@ -47,7 +47,7 @@ class Probe:
                 self.yes[value] = (*best, request)
                 self.no.pop(value, None)
                 return
-            self.no[value] = closest_miss(value, list(found.rejections.result().values()))
+            self.no[value] = closest_miss(value, list(found.rejected.values()))
 
     def limit(self, value: float | str, unit: str, beyond: float | str | None) -> Limit:
         """Return the limit at a value that works, with what happens at the one beyond."""

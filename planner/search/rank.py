@@ -1,29 +1,112 @@
-"""Orders feasible estimates by an objective, and finds the ones that nothing else beats."""
+"""Orders strategies by an objective, one estimate or whole columns, and finds the frontier."""
 
-import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from planner.cost.columns import log, where
+from planner.search.constraints import figure
 from planner.specs.estimate import Estimate
 from planner.specs.plan import Objective
+from planner.specs.strategy import Strategy
 
 # "Balanced" trades in logarithms: doubling the speed outweighs a 9 % higher perplexity, and a
 # fourfold number of devices must bring more than 40 % of speed.
 QUALITY_WEIGHT = 8.0
 DEVICE_WEIGHT = 0.25
 UNKNOWN_PERPLEXITY_RATIO = 1.01
+# Differences beyond these digits are rounding: between equals the plainer strategy goes first.
+DIGITS = 10
+DEVICE_SIZES = (
+    "data_parallel_size",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "context_parallel_size",
+    "attention_data_parallel_size",
+)
+PLAIN_FIELDS = (
+    "pipeline_parallel_size",
+    "context_parallel_size",
+    "tensor_parallel_size",
+    "expert_parallel_size",
+    "zero_stage",
+    "zero_shard_size",
+    "virtual_pipeline_size",
+)
+RECOMPUTATIONS = (None, "none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class Merit:
+    """What objectives look at, of one strategy or of columns; unknown prices are not a number."""
+
+    speed: float
+    delay: float
+    peak_bytes: float
+    devices: float
+    perplexity_ratio: float
+    joules_per_token: float
+    usd_per_million_tokens: float
+
+    @property
+    def held_bytes(self) -> float:
+        """Return the bytes at the peak, over all devices in use."""
+        return self.peak_bytes * self.devices
+
+    @property
+    def device_seconds(self) -> float:
+        """Return the device-seconds per unit of work, which stand in for an unknown price."""
+        return self.devices / self.speed
+
+    @property
+    def imbalance(self) -> float:
+        """Return quality loss and devices against speed, in logarithms."""
+        quality = QUALITY_WEIGHT * log(self.perplexity_ratio)
+        return quality + DEVICE_WEIGHT * log(self.devices) - log(self.speed)
+
+    @property
+    def criteria(self) -> tuple[float, float, float, float]:
+        """Return what the frontier minimises: slowness, delay, memory and quality loss."""
+        return -self.speed, self.delay, self.held_bytes, self.perplexity_ratio
+
+
+def merit_from(
+    read: Callable[[str], float | None], devices: float, perplexity_ratio: float
+) -> Merit:
+    """Return the merit of what ``read`` gives by name: nothing where a figure does not apply.
+
+    Speed is tokens per second, or whole compressions; somebody waits for a request, a step or a
+    compression.
+    """
+    tokens, duration = read("tokens_per_second"), read("duration_seconds")
+    waits = (read("latency_seconds"), read("step_seconds"), duration)
+    energy, money = read("energy_joules_per_token"), read("cost_usd_per_million_tokens")
+    peak = read("per_device_peak_bytes")
+    if duration is None:
+        duration = float("inf")
+    return Merit(
+        speed=1.0 / duration if tokens is None else tokens,
+        delay=next((wait for wait in waits if wait is not None), float("inf")),
+        peak_bytes=float("nan") if peak is None else peak,
+        devices=devices,
+        perplexity_ratio=perplexity_ratio,
+        joules_per_token=float("nan") if energy is None else energy,
+        usd_per_million_tokens=float("nan") if money is None else money,
+    )
+
+
+def merit_of(estimate: Estimate) -> Merit:
+    """Return the merit of one estimate."""
+    return merit_from(
+        lambda name: figure(estimate, name), devices_of(estimate), perplexity_ratio(estimate)
+    )
 
 
 def devices_of(estimate: Estimate) -> int:
     """Return how many devices the estimate's strategy takes."""
-    strategy = estimate.strategy
-    sizes = (
-        strategy.data_parallel_size,
-        strategy.tensor_parallel_size,
-        strategy.pipeline_parallel_size,
-        strategy.context_parallel_size,
-        strategy.attention_data_parallel_size,
-    )
-    return math.prod(size or 1 for size in sizes)
+    devices = 1
+    for name in DEVICE_SIZES:
+        devices *= getattr(estimate.strategy, name) or 1
+    return devices
 
 
 def perplexity_ratio(estimate: Estimate) -> float:
@@ -35,75 +118,58 @@ def perplexity_ratio(estimate: Estimate) -> float:
     return UNKNOWN_PERPLEXITY_RATIO if loss is None else 1 + loss
 
 
-def speed(estimate: Estimate) -> float:
-    """Return how much work is done per second: tokens, or whole compressions."""
-    performance = estimate.performance
-    if performance.tokens_per_second is not None:
-        return performance.tokens_per_second
-    return 1.0 / (performance.duration_seconds or math.inf)
-
-
-def delay(estimate: Estimate) -> float:
-    """Return the seconds that somebody waits: for a request, a step or a compression."""
-    performance = estimate.performance
-    waited = performance.latency_seconds or performance.step_seconds
-    return waited or performance.duration_seconds or math.inf
-
-
-def held_bytes(estimate: Estimate) -> float:
-    """Return the bytes at the peak, over all devices in use."""
-    return float(estimate.memory.per_device_peak_bytes * devices_of(estimate))
-
-
-def penalty(estimate: Estimate, objective: Objective) -> tuple[float, float]:
-    """Return what the objective minimises, with speed as the tie-breaker."""
-    return PENALTIES[objective](estimate), -speed(estimate)
-
-
-def device_seconds(estimate: Estimate) -> float:
-    """Return the device-seconds per unit of work, which stand in for an unknown price."""
-    return devices_of(estimate) / speed(estimate)
-
-
-def imbalance(estimate: Estimate) -> float:
-    """Return quality loss and devices against speed, in logarithms."""
-    return (
-        QUALITY_WEIGHT * math.log(perplexity_ratio(estimate))
-        + DEVICE_WEIGHT * math.log(devices_of(estimate))
-        - math.log(speed(estimate))
-    )
-
-
-PENALTIES: dict[Objective, Callable[[Estimate], float]] = {
-    "throughput": lambda estimate: -speed(estimate),
-    "latency": delay,
-    "cost": lambda estimate: estimate.cost_usd_per_million_tokens or device_seconds(estimate),
-    "energy": lambda estimate: estimate.energy_joules_per_token or device_seconds(estimate),
-    "memory": held_bytes,
-    "quality": perplexity_ratio,
-    "balanced": imbalance,
+PENALTIES: dict[Objective, Callable[[Merit], float]] = {
+    "throughput": lambda merit: -merit.speed,
+    "latency": lambda merit: merit.delay,
+    "cost": lambda merit: where(
+        merit.usd_per_million_tokens > 0, merit.usd_per_million_tokens, merit.device_seconds
+    ),
+    "energy": lambda merit: where(
+        merit.joules_per_token > 0, merit.joules_per_token, merit.device_seconds
+    ),
+    "memory": lambda merit: merit.held_bytes,
+    "quality": lambda merit: merit.perplexity_ratio,
+    "balanced": lambda merit: merit.imbalance,
 }
+
+
+def order_of(
+    estimate: Estimate, objective: Objective
+) -> tuple[float, float, tuple[int, ...], str]:
+    """Return what plans are sorted by: the objective, then speed, then plainness."""
+    merit = merit_of(estimate)
+    penalty = PENALTIES[objective](merit)
+    return _rounded(penalty), _rounded(-merit.speed), *plainness(estimate.strategy)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+def plainness(strategy: Strategy) -> tuple[tuple[int, ...], str]:
+    """Return how much a strategy asks for, so that of equals the plainer one goes first."""
+    sizes = tuple(getattr(strategy, name) or 0 for name in PLAIN_FIELDS)
+    again = RECOMPUTATIONS.index(strategy.activation_recomputation)
+    away = int(strategy.offload is not None and strategy.offload.optimizer != "none")
+    return (*sizes, again, away), strategy.model_dump_json()
 
 
 def criteria(estimate: Estimate) -> tuple[float, float, float, float]:
     """Return what the frontier minimises: slowness, delay, memory and quality loss."""
-    return (
-        -speed(estimate),
-        delay(estimate),
-        held_bytes(estimate),
-        perplexity_ratio(estimate),
-    )
+    return merit_of(estimate).criteria
 
 
 def frontier(estimates: list[Estimate]) -> list[Estimate]:
     """Return the estimates that no other one matches in everything and beats in something."""
-    ordered = sorted(estimates, key=criteria)
-    kept: list[Estimate] = []
-    for candidate in ordered:
-        own = criteria(candidate)
+    valued = sorted(
+        ((criteria(one), plainness(one.strategy), one) for one in estimates),
+        key=lambda item: item[:2],
+    )
+    kept: list[tuple[tuple[float, ...], Estimate]] = []
+    for own, _, candidate in valued:
         if not any(
-            all(theirs <= mine for theirs, mine in zip(criteria(other), own, strict=True))
-            for other in kept
+            all(theirs <= mine for theirs, mine in zip(other, own, strict=True))
+            for other, _ in kept
         ):
-            kept.append(candidate)
-    return kept
+            kept.append((own, candidate))
+    return [estimate for _, estimate in kept]

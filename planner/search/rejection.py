@@ -1,13 +1,19 @@
 """Why strategies lost, by family, each with the numbers of its closest miss."""
 
 from dataclasses import dataclass, field
+from typing import get_args
 
 from planner.search.constraints import unit_of
+from planner.specs.base import Dtype
 from planner.specs.estimate import Estimate
 from planner.specs.plan import APPLICABILITY, Rejection
 from planner.specs.strategy import Strategy
+from planner.workload.setting import Layout
 
 GIB = 1024**3
+DTYPES = get_args(Dtype)
+OFFLOADS = ("none", "cpu", "nvme")
+LARGEST_GROUP = 4096
 MAX_FAMILIES = 32
 
 
@@ -17,6 +23,7 @@ def family_of(strategy: Strategy) -> str:
     for size, name in (
         (strategy.tensor_parallel_size, "tensor"),
         (strategy.pipeline_parallel_size, "pipeline"),
+        (strategy.context_parallel_size, "context"),
     ):
         if size and size > 1:
             parts.append(f"{name} parallel {size}")
@@ -24,7 +31,29 @@ def family_of(strategy: Strategy) -> str:
         parts.append(f"ZeRO {strategy.zero_stage}")
     if strategy.activation_recomputation == "full":
         parts.append("full recomputation")
+    if strategy.offload and strategy.offload.optimizer != "none":
+        parts.append(f"optimiser states on {strategy.offload.optimizer}")
     return ", ".join(parts)
+
+
+def family_numbers(strategy: Strategy, layout: Layout) -> float:
+    """Return the family of a strategy as a number, for columns of layouts one per row.
+
+    It differs exactly where ``family_of`` does: every part takes its own digits.
+    """
+    number: float = DTYPES.index(strategy.weight_dtype or strategy.compute_dtype or "fp32")
+    offload = strategy.offload.optimizer if strategy.offload else "none"
+    parts: tuple[tuple[float, int], ...] = (
+        (layout.tensor, LARGEST_GROUP),
+        (layout.pipeline, LARGEST_GROUP),
+        (layout.context, LARGEST_GROUP),
+        (layout.zero_stage, 4),
+        (strategy.activation_recomputation == "full", 2),
+        (OFFLOADS.index(offload), len(OFFLOADS)),
+    )
+    for part, radix in parts:
+        number = number * radix + part
+    return number
 
 
 @dataclass
@@ -42,7 +71,7 @@ class Rejections:
         """Note a technique that does not apply."""
         self.by_family[key] = Rejection(family=key, constraint=APPLICABILITY, reason=reason)
 
-    def memory(self, estimate: Estimate, usable_bytes: float) -> None:
+    def memory(self, estimate: Estimate, usable_bytes: float, strategies: int = 1) -> None:
         """Note a strategy that needs more memory than a device has."""
         need = float(estimate.memory.per_device_peak_bytes)
         largest = max(estimate.memory.breakdown_bytes.items(), key=lambda item: item[1])
@@ -51,20 +80,22 @@ class Rejections:
             f"needs {need / GIB:.1f} GiB per device, {usable_bytes / GIB:.1f} GiB are usable; "
             f"{name.replace('_', ' ')} take {share / GIB:.1f} GiB"
         )
-        self._note(estimate, Miss("memory", reason, need, usable_bytes, "B"))
+        self._note(estimate, Miss("memory", reason, need, usable_bytes, "B"), strategies)
 
-    def constraint(self, estimate: Estimate, miss: tuple[str, float | None, float]) -> None:
+    def constraint(
+        self, estimate: Estimate, miss: tuple[str, float | None, float], strategies: int = 1
+    ) -> None:
         """Note a strategy that breaks one of the request's constraints."""
         name, value, limit = miss
         unit = unit_of(name)
         shown = "unknown" if value is None else f"{value:.4g} {unit}".strip()
         reason = f"{name} is {shown}, the limit is {limit:g} {unit}".strip()
-        self._note(estimate, Miss(name, reason, value, limit, unit))
+        self._note(estimate, Miss(name, reason, value, limit, unit), strategies)
 
-    def _note(self, estimate: Estimate, miss: "Miss") -> None:
+    def _note(self, estimate: Estimate, miss: "Miss", strategies: int) -> None:
         family = family_of(estimate.strategy)
         known = self.by_family.get(family)
-        count = (known.strategies if known else 0) + 1
+        count = (known.strategies if known else 0) + strategies
         if known and known.required is not None and not miss.closer_than(known):
             self.by_family[family] = known.model_copy(update={"strategies": count})
             return

@@ -1,21 +1,16 @@
-"""Every strategy worth costing for a request: what applies, within what is pinned."""
+"""Every way to serve or generate that is worth costing, within what is pinned."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
 
 from planner.catalog.engines import get_engine
+from planner.search.question import Question
 from planner.specs.base import Dtype, JsonObject
-from planner.specs.cluster import ClusterSpec, DeviceSpec
-from planner.specs.model import ModelSpec
-from planner.specs.plan import PlanRequest
 from planner.specs.strategy import Strategy
-from planner.specs.workload import CompressWorkload, TrainWorkload
-from planner.techniques.case import Case
+from planner.specs.workload import CompressWorkload
 from planner.techniques.registry import get
 
 MAX_TENSOR_RANKS = 16
-MAX_MICRO_BATCH = 16
 FRUGAL = frozenset({"cost", "energy", "memory"})
 # (weights, activations) that each kind of engine really runs.
 RUNNER_FORMATS: tuple[tuple[Dtype, Dtype], ...] = (
@@ -34,31 +29,13 @@ FULL_PRECISION_CPU: tuple[tuple[Dtype, Dtype], ...] = (("fp32", "fp32"),)
 NEEDS_PEAK: frozenset[Dtype] = frozenset({"fp8", "nvfp4"})
 
 
-@dataclass(frozen=True)
-class Question:
-    """A plan request with its names looked up, on one of its clusters."""
-
-    request: PlanRequest
-    model: ModelSpec
-    device: DeviceSpec
-    cluster: ClusterSpec
-
-    @property
-    def case(self) -> Case:
-        """Return what techniques are held against."""
-        return Case(self.model, self.device, self.cluster, self.request.workload)
-
-
 def candidates(question: Question) -> Iterator[Strategy]:
     """Yield every strategy to cost; pinned fields keep their pinned value."""
-    workload = question.request.workload
-    if isinstance(workload, TrainWorkload):
-        fields = _training(question, workload)
-    elif isinstance(workload, CompressWorkload):
-        fields = iter(({},))
+    if isinstance(question.request.workload, CompressWorkload):
+        fields: Iterator[JsonObject] = iter(({},))
     else:
         fields = _inference(question)
-    pinned = {name: value for name, value in question.request.pins if value is not None}
+    pinned = question.pinned
     seen = set()
     for chosen in fields:
         strategy = Strategy.model_validate({**chosen, **pinned})
@@ -96,8 +73,7 @@ def layouts(question: Question) -> Iterator[JsonObject]:
     """Yield the data, tensor and pipeline sizes that use the cluster's devices."""
     devices = question.cluster.num_devices
     counts = {devices}
-    training = isinstance(question.request.workload, TrainWorkload)
-    if question.request.objective in FRUGAL and not training:
+    if question.request.objective in FRUGAL:
         counts |= set(_powers_of_two(devices))
     for used in sorted(counts, reverse=True):
         for tensor, pipeline in product(_tensor_sizes(question), _divisors(used)):
@@ -151,43 +127,3 @@ def _stages_fit(question: Question, layout: JsonObject) -> bool:
         return True
     too_many = stages > question.model.num_hidden_layers
     return not (too_many or get("pipeline_parallel").reason_against(question.case))
-
-
-def _training(question: Question, workload: TrainWorkload) -> Iterator[JsonObject]:
-    for layout in layouts(question):
-        data = layout["data_parallel_size"]
-        if workload.global_batch_size % data or not _stages_fit(question, layout):
-            continue
-        per_rank = workload.global_batch_size // data
-        micros = [size for size in _powers_of_two(MAX_MICRO_BATCH) if per_rank % size == 0]
-        for options in product(
-            _zero_stages(layout), ("none", "full"), micros, _compute_dtypes(question)
-        ):
-            zero_stage, recomputation, micro, compute = options
-            yield {
-                **layout,
-                "zero_stage": zero_stage,
-                "activation_recomputation": recomputation,
-                "micro_batch_size": micro,
-                "compute_dtype": compute,
-                "sequence_parallel": _sequence_parallel(question, layout),
-            }
-
-
-def _zero_stages(layout: JsonObject) -> tuple[int, ...]:
-    if layout["data_parallel_size"] == 1:
-        return (0,)
-    # Sharded gradients and weights are gathered per micro-batch, which a pipeline multiplies.
-    return (0, 1) if layout["pipeline_parallel_size"] > 1 else (0, 1, 2, 3)
-
-
-def _compute_dtypes(question: Question) -> tuple[Dtype, ...]:
-    has_bf16 = "bf16" in question.device.peak_flops_per_second
-    if question.device.kind == "cpu":
-        return ("fp32", "bf16") if has_bf16 else ("fp32",)
-    return ("bf16",)
-
-
-def _sequence_parallel(question: Question, layout: JsonObject) -> bool:
-    applies = not get("sequence_parallel").reason_against(question.case)
-    return applies and int(layout["tensor_parallel_size"]) > 1

@@ -111,7 +111,9 @@ def _cheaper_method(request: PlanRequest) -> Iterator[Change]:
         if workload.optimizer != optimizer:
             changed = workload.model_copy(update={"optimizer": optimizer})
             yield f"optimiser {optimizer}", {"workload": changed}
-    for method in ("lora", "lomo", "qlora"):
+    # Adapters need weights that somebody has trained before.
+    methods = ("lora", "lomo", "qlora") if workload.method == "full" else ("adalomo",)
+    for method in methods:
         changed = workload.model_copy(update={"method": method, "optimizer": None})
         yield f"method {method}", {"workload": changed}
 

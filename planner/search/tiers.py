@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from planner.cost.parameters import count_parameters
-from planner.search.space import Question
+from planner.search.question import Question
 from planner.specs.estimate import Estimate
 from planner.specs.workload import TrainWorkload
 

@@ -46,7 +46,7 @@ def estimate_request(request: EstimateRequest, *, explain: bool = True) -> Estim
     outcome = run(setting, ledger)
     if explain:
         outcome = _with_percentiles(setting, outcome, ledger)
-    spent = expense(setting, outcome, ledger, _rented(setting))
+    spent = expense(setting, outcome, ledger, rented_devices(setting))
     memory = outcome.memory.answer()
     confidence = confidence_of(setting)
     return Estimate(
@@ -69,7 +69,7 @@ def estimate_request(request: EstimateRequest, *, explain: bool = True) -> Estim
             phase: {name: value for name, value in seconds.items() if value}
             for phase, seconds in outcome.phases.items()
         },
-        quality=_quality(setting),
+        quality=quality_of(setting),
         strategy=setting.strategy,
         engine=setting.engine.key,
         warnings=(*setting.warnings, *outcome.warnings, *_host_warnings(setting, outcome)),
@@ -113,12 +113,12 @@ def _host_warnings(setting: Setting, outcome: Outcome) -> tuple[str, ...]:
     return (f"offloading needs {need:.1f} GiB of host memory, {have:.1f} GiB are there",)
 
 
-def _rented(setting: Setting) -> int:
+def rented_devices(setting: Setting) -> int:
     """Return the devices that are paid for: of an instance all, used or not."""
     return setting.cluster.num_devices if setting.cluster.instance else setting.layout.devices
 
 
-def _quality(setting: Setting) -> Quality | None:
+def quality_of(setting: Setting) -> Quality | None:
     """Return the quality of what runs or comes out; training makes its own."""
     workload, strategy = setting.workload, setting.strategy
     if isinstance(workload, TrainWorkload):

@@ -1,8 +1,10 @@
 """What the work takes from the socket and the purse: joules, dollars and grams, with intervals."""
 
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 from planner.catalog.reading import data_toml
+from planner.cost.columns import any_of, where
 from planner.cost.energy import (
     MILLION,
     drawn_watts,
@@ -34,9 +36,9 @@ def active_ratio(outcome: Outcome, which: int = EXPECTED) -> float:
     table: dict[str, list[float]] = data_toml("power.toml")["active"]
     seconds = {name: outcome.seconds_by_class.get(name, 0.0) for name in table}
     total = sum(seconds.values())
-    if not total:
-        return table["compute"][which]
-    return sum(table[name][which] * share for name, share in seconds.items()) / total
+    drawn = sum(table[name][which] * share for name, share in seconds.items())
+    busy = total > 0
+    return where(busy, drawn / where(busy, total, 1.0), table["compute"][which])
 
 
 def expense(setting: Setting, outcome: Outcome, ledger: Ledger, rented: float) -> Expense:
@@ -46,6 +48,11 @@ def expense(setting: Setting, outcome: Outcome, ledger: Ledger, rented: float) -
     figures |= energy.figures | _money(setting, outcome, ledger, rented)
     figures |= _of_the_socket(setting, energy.figures, ledger)
     return Expense(figures, energy.intervals)
+
+
+def _any(figure: float | None) -> TypeGuard[float]:
+    """Return whether there is a figure, and it is positive anywhere."""
+    return figure is not None and any_of(figure > 0)
 
 
 def _energy(setting: Setting, outcome: Outcome, ledger: Ledger) -> Expense:
@@ -62,8 +69,8 @@ def _energy(setting: Setting, outcome: Outcome, ledger: Ledger) -> Expense:
     )
     count, rate = setting.layout.devices, outcome.energy_tokens_per_second
     figures, intervals = {}, {}
-    if rate:
-        name = "energy_joules_per_token"
+    name = "energy_joules_per_token"
+    if _any(rate):
         figures[name] = ledger.term(
             joules_per_token,
             Line(GROUP, "Energy per token", origin=Origin("published", device.source or "")),
@@ -71,6 +78,7 @@ def _energy(setting: Setting, outcome: Outcome, ledger: Ledger) -> Expense:
             power_watts=watts,
             tokens_per_s=rate,
         )
+    if ledger.records and name in figures:
         low, high = (
             float(
                 drawn_watts(
@@ -83,7 +91,7 @@ def _energy(setting: Setting, outcome: Outcome, ledger: Ledger) -> Expense:
             for which in (LOW, HIGH)
         )
         intervals[name] = (figures[name] * low, figures[name] * high)
-    if outcome.performance.duration_seconds:
+    if _any(outcome.performance.duration_seconds):
         figures["run_energy_joules"] = ledger.term(
             run_joules,
             Line(GROUP, "Energy of the run"),
@@ -100,7 +108,7 @@ def _money(setting: Setting, outcome: Outcome, ledger: Ledger, rented: float) ->
         return {}
     origin = Origin("published", device.price_source or device.source or "")
     found = {}
-    if rate:
+    if _any(rate):
         found["cost_usd_per_million_tokens"] = ledger.term(
             usd_per_million_tokens,
             Line(GROUP, "Cost per million tokens", origin=origin),
@@ -108,7 +116,7 @@ def _money(setting: Setting, outcome: Outcome, ledger: Ledger, rented: float) ->
             hourly_usd=device.price_usd_per_hour,
             tokens_per_s=rate,
         )
-    if outcome.performance.duration_seconds:
+    if _any(outcome.performance.duration_seconds):
         found["run_cost_usd"] = ledger.term(
             run_usd,
             Line(GROUP, "Cost of the run", origin=origin),
@@ -132,7 +140,7 @@ def _of_the_socket(setting: Setting, energy: dict[str, float], ledger: Ledger) -
     }
     for figure, (per_kwh, title) in rates.items():
         for span, joules in amounts.items():
-            if per_kwh is None or not joules:
+            if per_kwh is None or not _any(joules):
                 continue
             name = f"{figure}_{span}" if span == "per_million_tokens" else f"run_{figure}"
             found[name] = ledger.term(

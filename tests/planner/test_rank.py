@@ -7,15 +7,14 @@ from hypothesis import strategies as st
 from planner.search.rank import (
     PENALTIES,
     criteria,
-    delay,
     devices_of,
     frontier,
-    held_bytes,
-    imbalance,
-    speed,
+    merit_of,
+    order_of,
 )
-from planner.search.rejection import Rejections, family_of
+from planner.search.rejection import DTYPES, Rejections, family_numbers, family_of
 from planner.specs.strategy import Strategy
+from planner.workload.setting import Layout
 from tests.planner.asking import CPU, TINY, TRAIN, ask
 
 BASE = ask(engine="vllm")
@@ -29,25 +28,29 @@ def variant(rate, latency, peak):
     return BASE.model_copy(update={"performance": performance, "memory": memory})
 
 
+def imbalance(estimate):
+    return merit_of(estimate).imbalance
+
+
 def test_every_objective_has_a_penalty():
     for penalty in PENALTIES.values():
-        assert isinstance(penalty(BASE), float)
+        assert isinstance(penalty(merit_of(BASE)), float)
 
 
 def test_devices_in_use_are_the_product_of_the_sizes():
     found = ask(devices=8, strategy={"tensor_parallel_size": 4})
 
     assert devices_of(found) == 8
-    assert held_bytes(found) == 8 * found.memory.per_device_peak_bytes
+    assert merit_of(found).held_bytes == 8 * found.memory.per_device_peak_bytes
 
 
 def test_somebody_waits_for_a_step_or_a_compression_too():
     step = ask(model=TINY, device=CPU, workload={**TRAIN, "sequence_length": 128})
     job = ask(model=TINY, device=CPU, workload={"kind": "compress", "method": "int8_weight_only"})
 
-    assert delay(step) == step.performance.step_seconds
-    assert delay(job) == job.performance.duration_seconds
-    assert speed(job) == 1 / job.performance.duration_seconds
+    assert merit_of(step).delay == step.performance.step_seconds
+    assert merit_of(job).delay == job.performance.duration_seconds
+    assert merit_of(job).speed == 1 / job.performance.duration_seconds
 
 
 def test_balance_prefers_speed_at_equal_quality():
@@ -117,3 +120,53 @@ def test_a_family_with_a_feasible_member_is_not_rejected():
     rejections.accept(BASE.strategy)
 
     assert rejections.result() == {}
+
+
+LAYOUTS = st.builds(
+    Strategy,
+    weight_dtype=st.sampled_from(DTYPES),
+    tensor_parallel_size=st.sampled_from([1, 2, 8]),
+    pipeline_parallel_size=st.sampled_from([1, 4, 64]),
+    context_parallel_size=st.sampled_from([1, 2, 16]),
+    zero_stage=st.integers(0, 3),
+    activation_recomputation=st.sampled_from(["none", "selective", "full"]),
+    offload=st.sampled_from([{"optimizer": where} for where in ("none", "cpu", "nvme")]),
+)
+
+
+def number_of(strategy):
+    layout = Layout(
+        tensor=strategy.tensor_parallel_size,
+        pipeline=strategy.pipeline_parallel_size,
+        context=strategy.context_parallel_size,
+        zero_stage=strategy.zero_stage,
+    )
+    return family_numbers(strategy, layout)
+
+
+@settings(max_examples=200, deadline=None)
+@given(one=LAYOUTS, other=LAYOUTS)
+def test_families_have_different_numbers_exactly_where_they_have_different_names(one, other):
+    same_name = family_of(one) == family_of(other)
+
+    assert (number_of(one) == number_of(other)) is same_name
+
+
+def test_of_equals_the_plainer_strategy_goes_first():
+    plain, sharded = (
+        BASE.model_copy(update={"strategy": Strategy(zero_stage=stage)}) for stage in (0, 2)
+    )
+
+    assert order_of(plain, "throughput") < order_of(sharded, "throughput")
+
+
+def test_rounding_decides_nothing():
+    slower = variant(100.0 * (1 - 1e-13), 1.0, 10)
+
+    assert order_of(slower, "throughput") == order_of(variant(100.0, 1.0, 10), "throughput")
+
+
+def test_an_unknown_price_is_replaced_by_device_seconds():
+    unpriced = BASE.model_copy(update={"cost_usd_per_million_tokens": None})
+
+    assert PENALTIES["cost"](merit_of(unpriced)) == merit_of(unpriced).device_seconds

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.catalog.devices import list_devices
-from planner.search.space import Question, layouts
+from planner.search.question import questions
+from planner.search.space import layouts
 from planner.specs.plan import PlanRequest
-from planner.workload.resolve import resolve_device, resolve_model
 from tests.planner.asking import LLAMA_70B, TRAIN, ask, document, search
 from tests.planner.invariants.drawing import few
 
@@ -29,9 +29,7 @@ def test_eight_devices_can_be_used_as_eight():
 def test_some_layout_uses_every_device(devices):
     """GenZ leaves at least one device idle for every number of them."""
     request = PlanRequest.model_validate(document(model=LLAMA_70B, devices=devices))
-    device = resolve_device(request.cluster.device)
-    cluster = request.cluster.model_copy(update={"device": device})
-    question = Question(request, resolve_model(request.model), device, cluster)
+    (question,) = questions(request)
 
     sizes = [
         one["data_parallel_size"] * one["tensor_parallel_size"] * one["pipeline_parallel_size"]

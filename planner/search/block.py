@@ -1,0 +1,76 @@
+"""A block of strategies: what they share is plain, what differs is a grid of numbers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.search.question import Question
+from planner.specs.base import JsonObject
+from planner.specs.strategy import Strategy
+from planner.workload.setting import Setting
+
+Numbers = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+Rows = npt.NDArray[np.int64]
+
+
+# Sizes that a strategy does not mention when they change nothing.
+NEUTRAL = {"zero_shard_size": 0, "context_parallel_size": 1, "virtual_pipeline_size": 1}
+
+
+def axes(choices: Mapping[str, Numbers]) -> dict[str, Numbers]:
+    """Return each choice along a dimension of its own, so that together they make a grid.
+
+    >>> [axis.shape for axis in axes({"t": np.ones(2), "c": np.ones(3)}).values()]
+    [(2, 1), (1, 3)]
+    """
+    count = len(choices)
+    return {
+        name: values.reshape([-1 if axis == own else 1 for axis in range(count)])
+        for own, (name, values) in enumerate(choices.items())
+    }
+
+
+@dataclass(frozen=True)
+class Block:
+    """Strategies that differ only in numbers.
+
+    ``shared`` has the fields that all of them have in common, ``sizes`` the others as arrays
+    that broadcast to one grid; ``setting`` is the shared setting with the grid in its layout;
+    ``keep`` says which cells of the grid are strategies at all.
+    """
+
+    question: Question
+    shared: JsonObject
+    sizes: Mapping[str, Numbers]
+    setting: Setting
+    keep: Flags
+
+    @cached_property
+    def cells(self) -> Rows:
+        """Return the flat positions of the strategies in the grid."""
+        return cast("Rows", np.flatnonzero(self.keep))
+
+    def column(self, values: object) -> Numbers:
+        """Return a figure of the whole grid as one number per strategy."""
+        grid = np.broadcast_to(np.asarray(values, dtype=np.float64), self.keep.shape)
+        return grid[self.keep]
+
+    def fields(self, row: int) -> JsonObject:
+        """Return the fields of one strategy; sizes that change nothing are left out."""
+        where = np.unravel_index(int(self.cells[row]), self.keep.shape)
+        own: dict[str, Any] = {}
+        for name, values in self.sizes.items():
+            number = np.broadcast_to(values, self.keep.shape)[where].item()
+            own[name] = bool(number) if name == "sequence_parallel" else int(number)
+        pinned = self.question.pinned
+        said = {n: v for n, v in own.items() if n in pinned or NEUTRAL.get(n) != v}
+        return {**self.shared, **said}
+
+    def strategy(self, row: int) -> Strategy:
+        """Return one strategy of the block."""
+        return Strategy.model_validate(self.fields(row))

@@ -1,0 +1,71 @@
+"""A plan request with its names looked up, on one of its clusters."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from planner.specs.base import JsonObject
+from planner.specs.cluster import ClusterSpec, DeviceSpec
+from planner.specs.estimate import EstimateRequest
+from planner.specs.model import ModelSpec
+from planner.specs.plan import PlanRequest
+from planner.specs.strategy import Strategy
+from planner.techniques.case import Case
+from planner.workload.resolve import resolve_cluster, resolve_device, resolve_model
+
+
+@dataclass(frozen=True)
+class Question:
+    """A plan request with its names looked up, on one of its clusters.
+
+    ``shown`` is the cluster as it was asked for: a catalog id stays an id.
+    """
+
+    request: PlanRequest
+    model: ModelSpec
+    device: DeviceSpec
+    cluster: ClusterSpec
+    shown: ClusterSpec
+
+    @property
+    def hardware(self) -> tuple[str, str]:
+        """Return the device and the offer that the question is about."""
+        return self.device.id, self.cluster.instance or ""
+
+    @property
+    def case(self) -> Case:
+        """Return what techniques are held against."""
+        return Case(self.model, self.device, self.cluster, self.request.workload)
+
+    @cached_property
+    def pinned(self) -> JsonObject:
+        """Return the strategy fields that the request holds fixed."""
+        return {name: value for name, value in self.request.pins if value is not None}
+
+    def estimate_request(self, strategy: Strategy) -> EstimateRequest:
+        """Return the request that costs one strategy of this question."""
+        request = self.request
+        return EstimateRequest.model_construct(
+            id=request.id,
+            model=self.model,
+            cluster=self.cluster,
+            workload=request.workload,
+            strategy=strategy,
+            engine=request.engine,
+            host_calibration=request.host_calibration,
+        )
+
+
+def questions(request: PlanRequest) -> Iterator[Question]:
+    """Yield the question for each cluster that the request may choose.
+
+    Raises:
+        PlannerError: a name is unknown.
+    """
+    model = resolve_model(request.model)
+    for asked in request.hardware_options or (request.cluster,):
+        cluster = resolve_cluster(asked)
+        device = resolve_device(cluster.device)
+        rented = cluster.model_copy(update={"device": device.id})
+        shown = asked if asked.instance is None else rented
+        yield Question(request, model, device, cluster, shown)

@@ -1,0 +1,146 @@
+"""Scores strategies as columns: blocks by the workload's own formulas, lists by the exact door.
+
+``score`` runs the same functions that cost one strategy, once, on the whole grid of a block.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+
+from planner.cost.equation import Unrecorded
+from planner.errors import NotCoveredError, NotPossibleError, PlannerError
+from planner.search.block import Block, Flags, Numbers
+from planner.search.constraints import figure
+from planner.search.question import Question
+from planner.search.rank import UNKNOWN_PERPLEXITY_RATIO, Merit, merit_from, merit_of
+from planner.search.rejection import family_numbers
+from planner.specs.estimate import Estimate
+from planner.specs.strategy import Strategy
+from planner.workload.estimator import (
+    estimate_request,
+    quality_of,
+    rented_devices,
+    run,
+)
+from planner.workload.expense import expense
+from planner.workload.inference_memory import usable_bytes
+from planner.workload.resolve import resolve
+
+Read = Callable[[str], Numbers | None]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Strategies of one question with their figures, one number a row.
+
+    ``figures`` reads any figure of an estimate by name; ``families`` numbers the families;
+    ``known`` holds the rows that the exact door has costed.
+    """
+
+    question: Question
+    strategy: Callable[[int], Strategy]
+    fits: Flags
+    usable_bytes: float
+    merit: Merit
+    figures: Read
+    families: Numbers
+    known: dict[int, Estimate] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.fits)
+
+    def exact(self, row: int) -> Estimate:
+        """Return one strategy as the exact door costs it, without the explanation."""
+        if row not in self.known:
+            request = self.question.estimate_request(self.strategy(row))
+            self.known[row] = estimate_request(request, explain=False)
+        return self.known[row]
+
+
+def score(block: Block) -> Scores:
+    """Return the figures of every strategy of a block."""
+    setting = block.setting
+    outcome = run(setting, Unrecorded())
+    spent = expense(setting, outcome, Unrecorded(), rented_devices(setting)).figures
+    quality = quality_of(setting)
+    loss = quality.loss_ratio if quality else 0.0
+    own = {
+        "per_device_peak_bytes": np.rint(outcome.memory.peak_bytes),
+        "quality_loss_ratio": loss,
+        **spent,
+    }
+
+    def read(name: str) -> Numbers | None:
+        value = own[name] if name in own else getattr(outcome.performance, name, None)
+        return None if value is None else block.column(value)
+
+    perplexity = UNKNOWN_PERPLEXITY_RATIO if loss is None else 1 + loss
+    return Scores(
+        question=block.question,
+        strategy=block.strategy,
+        fits=block.column(outcome.fits) > 0,
+        usable_bytes=outcome.memory.usable_bytes,
+        merit=_filled(
+            merit_from(
+                cast("Callable[[str], float | None]", read),
+                cast("float", block.column(setting.layout.devices)),
+                cast("float", block.column(perplexity)),
+            ),
+            len(block.cells),
+        ),
+        figures=read,
+        families=block.column(family_numbers(setting.strategy, setting.layout)),
+    )
+
+
+def _filled(merit: Merit, rows: int) -> Merit:
+    """Return a merit whose every figure is a column of its own."""
+    columns = {
+        name: np.broadcast_to(np.asarray(value, dtype=np.float64), rows)
+        for name, value in vars(merit).items()
+    }
+    return Merit(**cast("dict[str, float]", columns))
+
+
+def score_exactly(
+    question: Question, strategies: Iterable[Strategy]
+) -> tuple[list[Scores], PlannerError | None]:
+    """Return strategies that the exact door costs one by one, and why the last was refused."""
+    kept: list[Strategy] = []
+    known: dict[int, Estimate] = {}
+    refused: PlannerError | None = None
+    for strategy in strategies:
+        try:
+            request = question.estimate_request(strategy)
+            known[len(kept)] = estimate_request(request, explain=False)
+        except (NotPossibleError, NotCoveredError) as error:
+            refused = error
+        else:
+            kept.append(strategy)
+    return [_listed(question, kept, known)] if kept else [], refused
+
+
+def _listed(
+    question: Question, strategies: Sequence[Strategy], known: dict[int, Estimate]
+) -> Scores:
+    estimates = [known[row] for row in range(len(strategies))]
+    merits = [vars(merit_of(estimate)) for estimate in estimates]
+    settings = [resolve(question.estimate_request(one)) for one in strategies]
+
+    def read(name: str) -> Numbers | None:
+        values = [figure(estimate, name) for estimate in estimates]
+        return np.array([np.nan if value is None else value for value in values])
+
+    columns = {name: np.array([merit[name] for merit in merits]) for name in merits[0]}
+    return Scores(
+        question=question,
+        strategy=strategies.__getitem__,
+        fits=np.array([estimate.fits for estimate in estimates]),
+        usable_bytes=usable_bytes(settings[0]),
+        merit=Merit(**cast("dict[str, float]", columns)),
+        figures=read,
+        families=np.array([family_numbers(one.strategy, one.layout) for one in settings]),
+        known=known,
+    )

@@ -1,0 +1,276 @@
+"""Every way to train that is worth costing: blocks of strategies, numbers as grids."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from typing import cast
+
+import numpy as np
+
+from planner.catalog.engines import get_engine
+from planner.cost.columns import both, divides, either
+from planner.search.block import Block, Flags, Numbers, axes
+from planner.search.question import Question
+from planner.specs.base import Dtype, JsonObject
+from planner.specs.strategy import Strategy
+from planner.specs.workload import TrainWorkload
+from planner.techniques.registry import get
+from planner.workload.resolve import resolve
+from planner.workload.setting import Layout
+from planner.workload.validity import Rule, batch_rules, mask, rank_rules, training_rules
+
+MAX_TENSOR_RANKS = 16
+MAX_STAGES = 64
+MAX_CONTEXT_RANKS = 64
+MAX_MICRO_BATCH = 64
+MAX_CHUNKS = 16
+MAX_EXPERT_CHOICES = 4
+# Shorter pieces of a sequence leave a ring of context-parallel ranks nothing to compute.
+MIN_CONTEXT_TOKENS = 1024
+# ZeRO stages, and the last one within a node with replicas across nodes (HSDP).
+ZERO_STAGES = (0, 1, 2, 3)
+HYBRID = 4
+RECOMPUTATIONS = ("none", "selective", "full")
+# GPipe waits as long as 1F1B and holds more, so it is costed only when it is pinned.
+SCHEDULES = ("1f1b", "interleaved", "zero_bubble")
+SIZES = frozenset(
+    {
+        "data_parallel_size",
+        "tensor_parallel_size",
+        "context_parallel_size",
+        "expert_parallel_size",
+        "micro_batch_size",
+        "gradient_accumulation_steps",
+        "zero_stage",
+        "zero_shard_size",
+        "sequence_parallel",
+        "virtual_pipeline_size",
+    }
+)
+
+
+def training_blocks(question: Question, workload: TrainWorkload) -> tuple[Block, ...]:
+    """Return the blocks of every strategy; layouts that leave devices idle only if none else.
+
+    Raises:
+        PlannerError: no strategy of this request can be costed, for the reason given.
+    """
+    space = TrainingSpace(question, workload)
+    whole = tuple(space.blocks(idle=False))
+    return whole or tuple(space.blocks(idle=True))
+
+
+@dataclass(frozen=True)
+class TrainingSpace:
+    """The choices that a question leaves open, each with its values."""
+
+    question: Question
+    workload: TrainWorkload
+
+    def blocks(self, *, idle: bool) -> Iterator[Block]:
+        """Yield the blocks that hold at least one strategy."""
+        for shared in self._shared():
+            block = self._block(shared, idle=idle)
+            if block.keep.any():
+                yield block
+
+    def _shared(self) -> Iterator[JsonObject]:
+        """Yield what changes the formulas themselves, one combination after the other."""
+        pinned = self.question.pinned
+        others = {name: value for name, value in pinned.items() if name not in SIZES}
+        for compute, stages, recomputation, offload in product(
+            self._computes, self._pipeline_sizes, RECOMPUTATIONS, self._offloads
+        ):
+            for schedule in self._schedules(stages):
+                chosen = {
+                    "pipeline_parallel_size": stages,
+                    "activation_recomputation": recomputation,
+                    "compute_dtype": compute,
+                }
+                if schedule:
+                    chosen["pipeline_schedule"] = schedule
+                if offload != "none":
+                    chosen["offload"] = {"optimizer": offload}
+                if all(others.get(name, value) == value for name, value in chosen.items()):
+                    yield {**chosen, **others}
+
+    @cached_property
+    def _computes(self) -> tuple[Dtype, ...]:
+        device, pinned = self.question.device, self.question.pinned.get("compute_dtype")
+        if pinned:
+            return (cast("Dtype", pinned),)
+        if device.kind != "cpu":
+            return ("bf16",)
+        return ("fp32", "bf16") if "bf16" in device.peak_flops_per_second else ("fp32",)
+
+    @cached_property
+    def _pipeline_sizes(self) -> tuple[int, ...]:
+        question, pinned = self.question, self.question.pinned.get("pipeline_parallel_size")
+        most = min(question.model.num_hidden_layers, MAX_STAGES)
+        if pinned:
+            return (pinned,)
+        if get("pipeline_parallel").reason_against(question.case):
+            return (1,)
+        return tuple(divisors(question.cluster.num_devices, most))
+
+    @cached_property
+    def _offloads(self) -> tuple[str, ...]:
+        """Return where optimiser states may live; our own runner keeps them on the device."""
+        device, pinned = self.question.device, self.question.request.pins.offload
+        if pinned:
+            return (pinned.optimizer,)
+        role = get_engine(self.question.request.engine, device.kind).role
+        return ("none",) if role == "runner" else ("none", "cpu", "nvme")
+
+    def _schedules(self, stages: int) -> tuple[str | None, ...]:
+        pinned = self.question.request.pins.pipeline_schedule
+        if pinned:
+            return (pinned,)
+        return SCHEDULES if stages > 1 else (None,)
+
+    def _block(self, shared: JsonObject, *, idle: bool) -> Block:
+        question, stages = self.question, shared["pipeline_parallel_size"]
+        schedule = shared.get("pipeline_schedule")
+        one = {"data_parallel_size": 1, "micro_batch_size": 1}
+        setting = resolve(question.estimate_request(Strategy.model_validate({**shared, **one})))
+        sizes = self._sizes(stages, schedule)
+        layout = self._layout(stages, sizes)
+        shape = np.broadcast_shapes(*(values.shape for values in sizes.values()))
+        rules = self.rules(layout, schedule)
+        keep = both(mask(rules), self._worthwhile(layout))
+        keep = both(keep, self._as_pinned(layout))
+        if not idle:
+            keep = both(keep, layout.devices == question.cluster.num_devices)
+        return Block(
+            question=question,
+            shared=shared,
+            sizes=self._named(sizes),
+            setting=replace(setting, layout=layout),
+            keep=cast("Flags", np.broadcast_to(keep, shape)),
+        )
+
+    def rules(self, layout: Layout, schedule: str | None) -> Iterable[Rule]:
+        """Yield everything that the exact door would check of a layout."""
+        model, workload = self.question.model, self.workload
+        yield from rank_rules(model, self.question.cluster.num_devices, layout)
+        yield from batch_rules(workload, layout.data, layout.micro_batch)
+        yield from training_rules(model, workload, layout, schedule)
+
+    def _worthwhile(self, layout: Layout) -> Flags:
+        """Return which layouts are no other layout by another name."""
+        spread = either(layout.zero_stage == 0, layout.state_ranks > 1)
+        split = either(layout.sequence_parallel == 0, layout.tensor > 1)
+        hybrid = both(layout.shard > 1, layout.shard < layout.state_ranks)
+        hybrid = either(layout.shard == 0, hybrid)
+        whole = divides(1, layout.data)
+        return cast("Flags", both(both(spread, split), both(hybrid, whole)))
+
+    def _as_pinned(self, layout: Layout) -> Flags:
+        steps = self.question.request.pins.gradient_accumulation_steps
+        return cast("Flags", np.asarray(steps is None or layout.micro_batches == steps))
+
+    def _sizes(self, stages: int, schedule: str | None) -> dict[str, Numbers]:
+        """Return the numbers of each open choice, each along its own dimension."""
+        chunks = self._chunks(stages) if schedule == "interleaved" else [1]
+        open_choices = {
+            "tensor_parallel_size": self._tensor_sizes,
+            "context_parallel_size": self._context_sizes,
+            "expert_parallel_size": self._expert_sizes,
+            "virtual_pipeline_size": chunks,
+            "zero_stage": self._zero_stages,
+            "sequence_parallel": [0, 1] if len(self._tensor_sizes) > 1 else [0],
+            "micro_batch_size": divisors(self.workload.global_batch_size, MAX_MICRO_BATCH),
+        }
+        pinned = self.question.pinned
+        return axes(
+            {
+                name: np.array([pinned[name]] if name in pinned else values, dtype=np.float64)
+                for name, values in open_choices.items()
+            }
+        )
+
+    def _layout(self, stages: int, sizes: dict[str, Numbers]) -> Layout:
+        """Return the layout of a grid; data parallelism takes the devices that are left."""
+        tensor, context = sizes["tensor_parallel_size"], sizes["context_parallel_size"]
+        devices = self.question.cluster.num_devices
+        data = self.question.pinned.get("data_parallel_size") or devices / (
+            tensor * context * stages
+        )
+        stage, shard = sizes["zero_stage"], self.question.pinned.get("zero_shard_size") or 0
+        inside = np.floor(self.question.cluster.devices_per_node / tensor)
+        shard = np.where(stage == HYBRID, inside, shard)
+        sizes |= {
+            "data_parallel_size": np.asarray(data, dtype=np.float64),
+            "zero_stage": np.minimum(stage, 3),
+            "zero_shard_size": shard,
+        }
+        micro = sizes["micro_batch_size"]
+        columns: JsonObject = {
+            "data": data,
+            "tensor": tensor,
+            "expert": sizes["expert_parallel_size"],
+            "context": context,
+            "micro_batch": micro,
+            "micro_batches": self.workload.global_batch_size / data / micro,
+            "chunks": sizes["virtual_pipeline_size"],
+            "zero_stage": sizes["zero_stage"],
+            "sequence_parallel": sizes["sequence_parallel"] > 0,
+            "shard": shard,
+        }
+        return Layout(pipeline=stages, **columns)
+
+    def _named(self, sizes: dict[str, Numbers]) -> dict[str, Numbers]:
+        """Return the sizes that a strategy names: of a dense model no expert ranks."""
+        dense = not self.question.model.is_moe
+        return {
+            name: values
+            for name, values in sizes.items()
+            if not (dense and name == "expert_parallel_size")
+        }
+
+    @cached_property
+    def _tensor_sizes(self) -> list[int]:
+        question = self.question
+        if get("tensor_parallel").reason_against(question.case):
+            return [1]
+        most = min(question.cluster.devices_per_node, MAX_TENSOR_RANKS)
+        return divisors(question.model.num_attention_heads, most)
+
+    @cached_property
+    def _context_sizes(self) -> list[int]:
+        most = min(self.workload.sequence_length // MIN_CONTEXT_TOKENS, MAX_CONTEXT_RANKS)
+        sizes = divisors(self.question.cluster.num_devices, most)
+        return [size for size in sizes if self.workload.sequence_length % size == 0] or [1]
+
+    @cached_property
+    def _expert_sizes(self) -> list[int]:
+        model = self.question.model
+        if not model.is_moe or get("expert_parallel").reason_against(self.question.case):
+            return [1]
+        sizes = divisors(model.num_experts, self.question.cluster.num_devices)
+        inside = self.question.cluster.devices_per_node
+        # One rank, what fits into a node, and the largest groups: others lie between these.
+        kept = {1, *[size for size in sizes if size <= inside][-2:], sizes[-1]}
+        return sorted(kept)[:MAX_EXPERT_CHOICES]
+
+    @cached_property
+    def _zero_stages(self) -> list[int]:
+        hybrid = self.question.cluster.nodes > 1 and "zero_shard_size" not in self.question.pinned
+        return [*ZERO_STAGES, HYBRID] if hybrid else [*ZERO_STAGES]
+
+    def _chunks(self, stages: int) -> list[int]:
+        """Return how many chunks a stage may interleave: even ones first, powers of two else."""
+        layers = self.question.model.num_hidden_layers
+        most = min(layers // stages, MAX_CHUNKS)
+        even = [size for size in range(2, most + 1) if layers % (stages * size) == 0]
+        return even or [size for size in (2, 4, 8, 16) if size <= most] or [2]
+
+
+def divisors(number: int, most: int) -> list[int]:
+    """Return the divisors of a number up to a limit, 1 among them.
+
+    >>> divisors(12, 6)
+    [1, 2, 3, 4, 6]
+    """
+    return [size for size in range(1, min(number, max(most, 1)) + 1) if number % size == 0]

@@ -1,0 +1,229 @@
+"""On small spaces the search answers what costing every strategy by the exact door answers."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.api import plan
+from planner.search.constraints import broken, constraints_of
+from planner.search.engine import explore
+from planner.search.rank import criteria, frontier, order_of
+from planner.search.rejection import family_of
+from planner.search.select import Table, frontier_rows, skyline
+from planner.specs.plan import APPLICABILITY, PlanRequest
+from planner.workload.estimator import estimate_request
+from tests.planner.asking import (
+    CPU,
+    GENERATE,
+    LLAMA_8B,
+    LLAMA_70B,
+    MIXTRAL,
+    SERVE,
+    TINY,
+    TRAIN,
+    document,
+)
+
+SMALL_BATCH = {**TRAIN, "global_batch_size": 4}
+LORA = {**SMALL_BATCH, "method": "lora"}
+PRICED = {"device": "h100-sxm-80gb", "devices_per_node": 4}
+PAIR = {"device": "h200-sxm-141gb", "devices_per_node": 2}
+HOST = {"device": CPU, "devices_per_node": 1}
+QUICK = {"step_seconds": {"max": 30.0}}
+TIGHT = {"per_device_peak_bytes": {"max": 6e10}}
+# Each space: the model, the cluster, the workload, the objective and what else is asked.
+SPACES = {
+    "8b full fast": (LLAMA_8B, PRICED, SMALL_BATCH, "throughput", {}),
+    "8b full small": (LLAMA_8B, PRICED, SMALL_BATCH, "memory", {}),
+    "8b full balanced": (LLAMA_8B, PRICED, SMALL_BATCH, "balanced", {}),
+    "8b full cheap": (LLAMA_8B, PRICED, SMALL_BATCH, "cost", {}),
+    "8b full frugal": (LLAMA_8B, PRICED, SMALL_BATCH, "energy", {}),
+    "8b full short step": (LLAMA_8B, PRICED, SMALL_BATCH, "latency", {}),
+    "8b full best": (LLAMA_8B, PRICED, SMALL_BATCH, "quality", {}),
+    "8b within a limit": (LLAMA_8B, PRICED, SMALL_BATCH, "throughput", {"constraints": TIGHT}),
+    "8b lora on one": (LLAMA_8B, {"device": "rtx-4090"}, LORA, "throughput", {}),
+    "8b pinned tensor": (
+        LLAMA_8B,
+        PRICED,
+        SMALL_BATCH,
+        "memory",
+        {"pins": {"tensor_parallel_size": 2}},
+    ),
+    "8b pinned data": (
+        LLAMA_8B,
+        PRICED,
+        SMALL_BATCH,
+        "throughput",
+        {"pins": {"data_parallel_size": 2}},
+    ),
+    "8b pinned steps": (
+        LLAMA_8B,
+        PRICED,
+        SMALL_BATCH,
+        "throughput",
+        {"pins": {"gradient_accumulation_steps": 2}},
+    ),
+    "8b pinned offload": (
+        LLAMA_8B,
+        PRICED,
+        SMALL_BATCH,
+        "balanced",
+        {"pins": {"offload": {"optimizer": "cpu"}}},
+    ),
+    "8b pinned schedule": (
+        LLAMA_8B,
+        PRICED,
+        SMALL_BATCH,
+        "latency",
+        {"pins": {"pipeline_schedule": "gpipe"}},
+    ),
+    "70b lora": (LLAMA_70B, PAIR, LORA, "throughput", {}),
+    "70b does not fit": (LLAMA_70B, PAIR, SMALL_BATCH, "throughput", {}),
+    "70b too slow": (LLAMA_70B, PAIR, LORA, "memory", {"constraints": QUICK}),
+    "mixtral lora": (MIXTRAL, PAIR, LORA, "throughput", {}),
+    "two nodes": (
+        LLAMA_8B,
+        {"device": "a100-sxm-80gb", "devices_per_node": 2, "nodes": 2},
+        SMALL_BATCH,
+        "throughput",
+        {},
+    ),
+    "own host": (TINY, HOST, {**SMALL_BATCH, "sequence_length": 256}, "balanced", {}),
+    "own host pretrain": (
+        TINY,
+        HOST,
+        {**SMALL_BATCH, "sequence_length": 256, "method": "pretrain"},
+        "memory",
+        {},
+    ),
+    "generate on a host": (TINY, HOST, GENERATE, "balanced", {}),
+    "serve on four": (LLAMA_8B, PRICED, SERVE, "latency", {"engine": "vllm"}),
+    "serve within a limit": (
+        LLAMA_70B,
+        PRICED,
+        {**SERVE, "tpot_slo_seconds": 0.03},
+        "cost",
+        {"engine": "vllm"},
+    ),
+}
+
+
+def asked(name):
+    model, cluster, workload, objective, other = SPACES[name]
+    fields = {"engine": "megatron" if workload["kind"] == "train" else "torch", **other}
+    if cluster is HOST:
+        fields["engine"] = "torch"
+    return PlanRequest.model_validate(
+        document(
+            model=model, cluster=cluster, workload=workload, objective=objective, top=6, **fields
+        )
+    )
+
+
+def everything(request):
+    """Return every strategy of the space by the exact door, without any column."""
+    # Only inference offers fewer devices for the sake of some objectives.
+    objective = "throughput" if request.workload.kind == "train" else request.objective
+    plain = {"objective": objective, "constraints": {}, "top": 1}
+    return _everything(request.model_copy(update=plain).model_dump_json())
+
+
+@cache
+def _everything(document_):
+    costed = []
+    for part in explore(PlanRequest.model_validate_json(document_)).parts:
+        for row in range(len(part)):
+            own = part.question.estimate_request(part.strategy(row))
+            costed.append((estimate_request(own, explain=False), part.question.hardware))
+    return costed
+
+
+def within_limits(request, costed):
+    limits = constraints_of(request)
+    return [pair for pair in costed if pair[0].fits and broken(pair[0], limits) is None]
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_the_search_answers_what_brute_force_answers(name):
+    request = asked(name)
+    answer, costed = plan(request), everything(request)
+    feasible = within_limits(request, costed)
+    feasible.sort(key=lambda pair: order_of(pair[0], request.objective))
+    best = {}
+    for estimate, device in feasible:
+        best.setdefault((family_of(estimate.strategy), device), estimate)
+
+    expected = [estimate.strategy for estimate in best.values()][: request.top]
+    assert [found.strategy for found in answer.plans] == expected
+    assert answer.searched.strategies == len(costed)
+    whole = [criteria(one) for one in frontier([estimate for estimate, _ in feasible])]
+    assert [criteria(found) for found in answer.pareto] == whole[:24]
+    lost = {family_of(estimate.strategy) for estimate, _ in costed} - {key[0] for key in best}
+    families = {one.family for one in answer.rejected.values() if one.constraint != APPLICABILITY}
+    assert families <= lost
+    assert len(families) == min(len(lost), 32)
+
+
+def test_a_rejected_family_is_counted_and_shown_by_its_closest_member():
+    request = asked("70b does not fit")
+    costed = [estimate for estimate, _ in everything(request)]
+    for family, lost in plan(request).rejected.items():
+        if lost.constraint != "memory":
+            continue
+        members = [one for one in costed if family_of(one.strategy) == family]
+        assert lost.strategies == len(members)
+        assert lost.required == min(one.memory.per_device_peak_bytes for one in members)
+
+
+def test_columns_cover_every_figure_of_the_exact_door():
+    """The sharpest form: every row of several spaces, every figure that a limit may name."""
+    for name in ("two nodes", "mixtral lora", "8b pinned offload"):
+        for part in explore(asked(name)).parts:
+            for row in range(0, len(part), 7):
+                _assert_same(part, row)
+
+
+def _assert_same(part, row):
+    estimate = part.exact(row)
+    performance = estimate.performance.model_dump()
+    for figure in ("step_seconds", "tokens_per_second", "mfu", "communication_ratio"):
+        assert part.figures(figure)[row] == pytest.approx(performance[figure], rel=1e-9)
+    peak = part.figures("per_device_peak_bytes")[row]
+    assert peak == pytest.approx(estimate.memory.per_device_peak_bytes, rel=1e-9)
+    assert part.fits[row] == estimate.fits
+    energy = part.figures("energy_joules_per_token")[row]
+    assert energy == pytest.approx(estimate.energy_joules_per_token, rel=1e-9)
+
+
+POINTS = st.lists(st.tuples(*[st.integers(0, 4)] * 3), min_size=1, max_size=30)
+
+
+@settings(max_examples=200, deadline=None)
+@given(points=POINTS)
+def test_the_skyline_is_what_nothing_dominates_and_no_point_twice(points):
+    values = np.array(points, dtype=float)
+    kept = [tuple(values[row]) for row in skyline(values)]
+    free = {
+        one
+        for one in set(map(tuple, values))
+        if not any(
+            other != one and all(a <= b for a, b in zip(other, one, strict=True))
+            for other in map(tuple, values)
+        )
+    }
+
+    assert kept == sorted(free)
+
+
+def test_the_skyline_of_nothing_is_nothing():
+    assert len(skyline(np.zeros((0, 4)))) == 0
+
+
+def test_a_frontier_of_a_table_has_rows_of_the_table():
+    found = explore(asked("8b full fast"))
+    table = Table(found.parts, found.limits)
+
+    assert set(frontier_rows(table)) <= set(table.feasible)
