@@ -19,7 +19,12 @@ Rows = npt.NDArray[np.int64]
 
 
 # Sizes that a strategy does not mention when they change nothing.
-NEUTRAL = {"zero_shard_size": 0, "context_parallel_size": 1, "virtual_pipeline_size": 1}
+NEUTRAL = {
+    "zero_shard_size": 0,
+    "context_parallel_size": 1,
+    "virtual_pipeline_size": 1,
+    "attention_data_parallel_size": 1,
+}
 
 
 def axes(choices: Mapping[str, Numbers]) -> dict[str, Numbers]:

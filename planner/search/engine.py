@@ -1,11 +1,13 @@
 """The search: score every strategy, keep what fits, cost the best exactly, say why not."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from planner.catalog.engines import calibration_name
 from planner.errors import NotCoveredError, NotPossibleError, PlannerError
+from planner.search.block import Block
 from planner.search.constraints import broken, constraints_of
 from planner.search.offer import explained, offered
 from planner.search.question import Question, questions
@@ -13,7 +15,7 @@ from planner.search.rank import frontier, order_of
 from planner.search.rejection import MAX_FAMILIES, Rejections, family_of
 from planner.search.scoring import Scores, score, score_exactly
 from planner.search.select import Table, best_rows, frontier_rows, lost_families
-from planner.search.space import candidates
+from planner.search.serving_space import serving_blocks
 from planner.search.suggest import suggestions
 from planner.search.training_space import training_blocks
 from planner.specs.cluster import ClusterSpec
@@ -26,7 +28,12 @@ from planner.specs.plan import (
     Rejection,
     Searched,
 )
-from planner.specs.workload import TrainWorkload
+from planner.specs.workload import (
+    CompressWorkload,
+    GenerateWorkload,
+    ServeWorkload,
+    TrainWorkload,
+)
 from planner.techniques.registry import inapplicable
 from planner.workload.resolve import refuse_uncovered
 
@@ -125,18 +132,31 @@ def scored(question: Question) -> tuple[list[Scores], PlannerError | None]:
     """Return the scores of a question's strategies, and why the last one refused was refused."""
     parts: list[Scores] = []
     refused: PlannerError | None = None
-    workload = question.request.workload
-    if isinstance(workload, TrainWorkload):
+    blocks: Iterator[Block] = iter(())
+    try:
+        blocks = iter(_blocks(question))
+    except (NotPossibleError, NotCoveredError) as error:
+        refused = error
+    for block in blocks:
         try:
-            parts = [score(block) for block in training_blocks(question, workload)]
+            parts.append(score(block))
         except (NotPossibleError, NotCoveredError) as error:
             refused = error
-    else:
-        parts, refused = score_exactly(question, candidates(question))
     if not parts:
         # A pinned layout that the space does not contain is costed, or refused, as it is.
         parts, refused = score_exactly(question, (question.request.pins,))
     return parts, refused
+
+
+def _blocks(question: Question) -> tuple[Block, ...]:
+    """Return the blocks of a question's strategies; a compression job has no choices."""
+    match question.request.workload:
+        case TrainWorkload() as workload:
+            return training_blocks(question, workload)
+        case ServeWorkload() | GenerateWorkload() as workload:
+            return serving_blocks(question, workload)
+        case CompressWorkload():
+            return ()
 
 
 def _best(request: PlanRequest, table: Table, top: int) -> list[Choice]:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from planner.catalog.devices import list_devices
 from planner.search.question import questions
-from planner.search.space import layouts
+from planner.search.serving_space import serving_blocks
 from planner.specs.plan import PlanRequest
 from tests.planner.asking import LLAMA_70B, TRAIN, ask, document, search
 from tests.planner.invariants.drawing import few
@@ -31,13 +31,10 @@ def test_some_layout_uses_every_device(devices):
     request = PlanRequest.model_validate(document(model=LLAMA_70B, devices=devices))
     (question,) = questions(request)
 
-    sizes = [
-        one["data_parallel_size"] * one["tensor_parallel_size"] * one["pipeline_parallel_size"]
-        for one in layouts(question)
-    ]
+    blocks = serving_blocks(question, request.workload)
+    sizes = {size for block in blocks for size in block.column(block.setting.layout.devices)}
 
-    assert devices in sizes
-    assert max(sizes) <= devices
+    assert sizes == {devices}
 
 
 @pytest.mark.parametrize("device", LINKED, ids=lambda one: one.id)

@@ -1,0 +1,221 @@
+"""Every way to serve or generate that is worth costing: blocks of strategies, numbers as grids."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from typing import cast
+
+import numpy as np
+
+from planner.catalog.engines import Engine, get_engine
+from planner.cost.columns import both, divides, either
+from planner.search.block import Block, Flags, Numbers, axes
+from planner.search.question import Question
+from planner.search.space import FRUGAL, MAX_TENSOR_RANKS, formats
+from planner.search.training_space import MAX_STAGES, divisors
+from planner.specs.base import JsonObject
+from planner.specs.strategy import Strategy
+from planner.specs.workload import GenerateWorkload, ServeWorkload
+from planner.techniques.registry import get
+from planner.workload.resolve import resolve
+from planner.workload.setting import Layout
+from planner.workload.validity import mask, rank_rules, serving_rules
+
+MAX_CONTEXT_RANKS = 16
+MAX_ATTENTION_RANKS = 64
+# Shorter pieces of a prompt leave a ring of context-parallel ranks nothing to compute.
+MIN_CONTEXT_TOKENS = 16_384
+TOKEN_BUDGETS = (1024, 2048, 4096, 8192, 16_384)
+SIZES = frozenset(
+    {
+        "data_parallel_size",
+        "tensor_parallel_size",
+        "context_parallel_size",
+        "expert_parallel_size",
+        "attention_data_parallel_size",
+        "max_batch_tokens",
+    }
+)
+
+
+def serving_blocks(
+    question: Question, workload: ServeWorkload | GenerateWorkload
+) -> tuple[Block, ...]:
+    """Return the blocks of every strategy; layouts that leave devices idle only if none else.
+
+    Raises:
+        PlannerError: no strategy of this request can be costed, for the reason given.
+    """
+    space = ServingSpace(question, workload)
+    whole = tuple(space.blocks(idle=question.request.objective in FRUGAL))
+    return whole or tuple(space.blocks(idle=True))
+
+
+@dataclass(frozen=True)
+class ServingSpace:
+    """What a request leaves open of the ways to serve it, each choice with its values."""
+
+    question: Question
+    workload: ServeWorkload | GenerateWorkload
+
+    def blocks(self, *, idle: bool) -> Iterator[Block]:
+        """Yield the blocks that hold at least one strategy."""
+        for shared in self._shared():
+            block = self._block(shared, idle=idle)
+            if block.keep.any():
+                yield block
+
+    @cached_property
+    def _engine(self) -> Engine:
+        return get_engine(self.question.request.engine, self.question.device.kind)
+
+    def _shared(self) -> Iterator[JsonObject]:
+        """Yield what changes the formulas themselves, one combination after the other."""
+        pinned = self.question.pinned
+        others = {name: value for name, value in pinned.items() if name not in SIZES}
+        for choices in product(self._formats, self._pipeline_sizes, self._caches, self._chunked):
+            formats_chosen, stages, cache, chunked = choices
+            yield {
+                **formats_chosen,
+                "pipeline_parallel_size": stages,
+                **cache,
+                **chunked,
+                **others,
+            }
+
+    @cached_property
+    def _formats(self) -> tuple[JsonObject, ...]:
+        """Return the formats of weights and activations; a named quantisation brings its own."""
+        pinned = self.question.pinned
+        if "quantization" in pinned:
+            return ({},)
+        names = ("weight_dtype", "activation_dtype")
+        offered = [dict(zip(names, pair, strict=True)) for pair in formats(self.question)]
+        asked = {name: pinned[name] for name in names if name in pinned}
+        kept = [one for one in offered if {**one, **asked} == one]
+        return tuple(kept) or (asked,)
+
+    @cached_property
+    def _pipeline_sizes(self) -> tuple[int, ...]:
+        question, pinned = self.question, self.question.pinned.get("pipeline_parallel_size")
+        if pinned:
+            return (pinned,)
+        if get("pipeline_parallel").reason_against(question.case):
+            return (1,)
+        most = min(question.model.num_hidden_layers, MAX_STAGES)
+        return tuple(divisors(question.cluster.num_devices, most))
+
+    @cached_property
+    def _caches(self) -> tuple[JsonObject, ...]:
+        pinned = self.question.pinned.get("kv_cache_dtype")
+        if pinned:
+            return ({"kv_cache_dtype": pinned},)
+        narrow = "fp8" in self.question.device.peak_flops_per_second
+        if narrow and self._engine.role == "serving":
+            return ({}, {"kv_cache_dtype": "fp8"})
+        return ({},)
+
+    @cached_property
+    def _chunked(self) -> tuple[JsonObject, ...]:
+        """Return whether prompts are cut: only long ones, by an engine that schedules steps."""
+        pinned = self.question.pinned.get("chunked_prefill")
+        if pinned is not None:
+            return ({"chunked_prefill": pinned},)
+        long = self.workload.input_tokens > TOKEN_BUDGETS[0]
+        serving = isinstance(self.workload, ServeWorkload) and self._engine.max_batch_tokens > 0
+        return ({}, {"chunked_prefill": True}) if long and serving else ({},)
+
+    def _block(self, shared: JsonObject, *, idle: bool) -> Block:
+        question, stages = self.question, shared["pipeline_parallel_size"]
+        one = Strategy.model_validate({**shared, "data_parallel_size": 1})
+        setting = resolve(question.estimate_request(one))
+        sizes = self._sizes(chunked=bool(shared.get("chunked_prefill")))
+        layout = self._layout(stages, sizes, setting.layout.batch_tokens)
+        shape = np.broadcast_shapes(*(values.shape for values in sizes.values()))
+        available = question.cluster.num_devices
+        keep = both(
+            both(mask(rank_rules(question.model, available, layout)), self._worthwhile(layout)),
+            mask(serving_rules(question.model, layout)) if question.model.is_moe else True,
+        )
+        if not idle:
+            keep = both(keep, layout.devices == available)
+        return Block(
+            question=question,
+            shared=shared,
+            sizes=sizes,
+            setting=replace(setting, layout=layout),
+            keep=cast("Flags", np.broadcast_to(keep, shape)),
+        )
+
+    def _worthwhile(self, layout: Layout) -> Flags:
+        """Return which layouts are whole ones, and no other layout by another name."""
+        whole = both(divides(1, layout.data), layout.data >= 1)
+        apart = either(layout.attention_data == 1, layout.expert > 1)
+        return cast("Flags", both(whole, apart))
+
+    def _sizes(self, *, chunked: bool) -> dict[str, Numbers]:
+        """Return the numbers of each open choice, each along its own dimension."""
+        model = self.question.model
+        choices: dict[str, list[int]] = {
+            "used": self._device_counts,
+            "tensor_parallel_size": self._tensor_sizes,
+            "context_parallel_size": self._context_sizes,
+        }
+        if model.is_moe:
+            most = min(self.question.cluster.num_devices, MAX_ATTENTION_RANKS)
+            choices["expert_parallel_size"] = divisors(model.num_experts, most)
+            choices["attention_data_parallel_size"] = divisors(most, most)
+        if chunked or "max_batch_tokens" in self.question.pinned:
+            longest = max(self.workload.input_tokens, TOKEN_BUDGETS[1])
+            choices["max_batch_tokens"] = [b for b in TOKEN_BUDGETS if b <= 2 * longest]
+        pinned = self.question.pinned
+        return axes(
+            {
+                name: np.array([pinned[name]] if name in pinned else values, dtype=np.float64)
+                for name, values in choices.items()
+            }
+        )
+
+    def _layout(self, stages: int, sizes: dict[str, Numbers], budget: float) -> Layout:
+        """Return the layout of a grid; data parallelism takes the devices that are left."""
+        tensor, context = sizes["tensor_parallel_size"], sizes["context_parallel_size"]
+        attention = sizes.get("attention_data_parallel_size", np.ones(1))
+        used = sizes.pop("used")
+        data = self.question.pinned.get("data_parallel_size") or used / (
+            tensor * context * attention * stages
+        )
+        sizes["data_parallel_size"] = np.asarray(data, dtype=np.float64)
+        columns: JsonObject = {
+            "data": data,
+            "tensor": tensor,
+            "expert": sizes.get("expert_parallel_size", 1),
+            "context": context,
+            "attention_data": attention if self.question.model.is_moe else 1,
+            "batch_tokens": sizes.get("max_batch_tokens", budget),
+        }
+        return Layout(pipeline=stages, **columns)
+
+    @cached_property
+    def _device_counts(self) -> list[int]:
+        """Return how many devices a strategy may take: all of them, or fewer to save."""
+        available = self.question.cluster.num_devices
+        if "data_parallel_size" in self.question.pinned:
+            return [available]
+        if self.question.request.objective not in FRUGAL:
+            return [available]
+        powers = [2**power for power in range(available.bit_length()) if 2**power <= available]
+        return sorted({*powers, available})
+
+    @cached_property
+    def _tensor_sizes(self) -> list[int]:
+        question = self.question
+        if get("tensor_parallel").reason_against(question.case):
+            return [1]
+        most = min(question.cluster.devices_per_node, MAX_TENSOR_RANKS)
+        return divisors(question.model.num_attention_heads, most)
+
+    @cached_property
+    def _context_sizes(self) -> list[int]:
+        most = min(self.workload.input_tokens // MIN_CONTEXT_TOKENS, MAX_CONTEXT_RANKS)
+        return divisors(self.question.cluster.num_devices, most) or [1]
