@@ -26,10 +26,13 @@ SCHEME_BY_METHOD: dict[str, str] = {
     "w4a8": "rptq:w4a8kv8",
     "w8a8": "smoothquant",
     "qat": "llm-qat:w4a16kv16",
+    "llm_pruner": "llm_pruner:0.177:structured",
 }
 GROUPED_METHODS = frozenset({"gptq", "awq"})
 PRUNING_METHODS = frozenset({"sparsegpt", "wanda"})
-NAMED_METHODS = GROUPED_METHODS | PRUNING_METHODS | frozenset(SCHEME_BY_METHOD)
+# Methods whose own tables the catalog lacks: rounding's or GPTQ's do not speak for them.
+UNTABLED_METHODS = frozenset({"norm_tweaking", "finequant", "quantease", "qmoe"})
+NAMED_METHODS = GROUPED_METHODS | PRUNING_METHODS | UNTABLED_METHODS | frozenset(SCHEME_BY_METHOD)
 DEFAULT_SPARSITY = 0.5
 BITS: dict[str, int] = {"int4": 4, "nf4": 4, "int8": 8}
 # Eight bits per cached element have no table of their own: they lose less than four, a quarter

@@ -9,7 +9,20 @@ from planner.specs.base import Ratio, SparseSpec
 SHARE_ROUNDING = 1e-6
 TrainMethod = Literal["pretrain", "full", "lora", "qlora", "lomo", "adalomo", "qft", "alphatuning"]
 Optimizer = Literal["adamw", "adamw_8bit", "adafactor", "lion", "sgd", "lomo", "adalomo"]
-CompressMethod = Literal["int8_weight_only", "int4_weight_only", "nf4", "gptq", "awq", "sparsegpt"]
+CompressMethod = Literal[
+    "int8_weight_only",
+    "int4_weight_only",
+    "nf4",
+    "gptq",
+    "awq",
+    "sparsegpt",
+    "fptq",
+    "norm_tweaking",
+    "finequant",
+    "quantease",
+    "qmoe",
+    "llm_pruner",
+]
 
 
 class ServeWorkload(SparseSpec):

@@ -12,7 +12,7 @@ from planner.cost.equation import Ledger, equation
 from planner.cost.memory import MemoryUse, StageMemory
 from planner.cost.quantity import Quantity
 from planner.cost.roofline import compute_seconds, memory_seconds
-from planner.errors import BadRequestError
+from planner.errors import BadRequestError, NotPossibleError
 from planner.specs.base import Dtype
 from planner.specs.estimate import Performance
 from planner.specs.model import ModelSpec
@@ -22,11 +22,20 @@ from planner.workload.outcome import Outcome
 from planner.workload.setting import Setting, rates_of
 
 GROUP = "compress"
-SECOND_ORDER = frozenset({"gptq", "sparsegpt"})
-CALIBRATED = frozenset({"gptq", "sparsegpt", "awq"})
+SECOND_ORDER = frozenset({"gptq", "sparsegpt", "norm_tweaking", "quantease", "qmoe"})
+CALIBRATED = SECOND_ORDER | {"awq", "fptq", "llm_pruner"}
 DEFAULT_CALIBRATION_TOKENS = 128 * 2048
 AWQ_GRID = 20
 CALIBRATION_FORWARDS = 2  # once to collect inputs, once with the compressed layer
+# Methods whose calibration runs another number of passes. Norm tweaking also trains the norms on
+# the text once (forward and twice backward); LLM-Pruner takes gradients of it.
+FORWARDS: dict[str, int] = {"awq": AWQ_GRID, "norm_tweaking": 5, "llm_pruner": 3}
+# Coordinate descent goes over the columns again and again. Source: arXiv:2309.01885, section 5.
+COLUMN_PASSES: dict[str, int] = {"quantease": 25}
+# What structural pruning leaves. Source: arXiv:2305.11627, table 3.
+KEPT_RATIO: dict[str, float] = {"llm_pruner": 0.8}
+# Entropy-coded ternary experts; attention stays as it was. Source: arXiv:2310.16795, section 4.
+QMOE_BYTES_PER_ELEMENT = 0.8 / 8
 DTYPE_BY_METHOD: dict[str, Dtype] = {
     "int8_weight_only": "int8",
     "int4_weight_only": "int4",
@@ -34,6 +43,12 @@ DTYPE_BY_METHOD: dict[str, Dtype] = {
     "gptq": "int4",
     "awq": "int4",
     "sparsegpt": "bf16",
+    "fptq": "int4",
+    "norm_tweaking": "int4",
+    "finequant": "int4",
+    "quantease": "int4",
+    "qmoe": "ternary",
+    "llm_pruner": "bf16",
 }
 DTYPE_BY_BITS: dict[int, Dtype] = {4: "int4", 8: "int8", 16: "bf16"}
 
@@ -60,6 +75,31 @@ def second_order_flops(
 ) -> Quantity:
     """Return the FLOP of Hessians, their factorisation and the column updates."""
     return num_layers * (2 * num_tokens * squared_inputs + cubed_inputs + update_products)
+
+
+@equation(
+    "W_out = W_plain + n · B",
+    unit="B",
+    symbols={"plain_bytes": "W_plain", "parameters": "n", "bytes_per_element": "B"},
+)
+def written_bytes(
+    *, plain_bytes: Quantity, parameters: Quantity, bytes_per_element: Quantity
+) -> Quantity:
+    """Return the bytes of the checkpoint that a compression writes."""
+    return plain_bytes + parameters * bytes_per_element
+
+
+def _untouched(setting: Setting, workload: CompressWorkload) -> float:
+    """Return the linear weights that a method leaves as they are: all but experts for QMoE."""
+    counts = setting.counts
+    if workload.method != "qmoe":
+        return 0.0
+    if not setting.model.is_moe:
+        raise NotPossibleError(
+            f"method qmoe needs a sparse mixture-of-experts model: {setting.model.id} is dense",
+            "workload.method",
+        )
+    return float(counts.layer_linear - counts.experts)
 
 
 def target_dtype(workload: CompressWorkload) -> Dtype:
@@ -94,7 +134,17 @@ def compress(setting: Setting, workload: CompressWorkload, ledger: Ledger) -> Ou
     group = workload.group_size or setting.strategy.group_size
     source = counts.total * setting.plain_element_bytes
     plain = (counts.total - counts.layer_linear) * setting.plain_element_bytes
-    target = plain + counts.layer_linear * weight_bytes_per_element(dtype, group)
+    rest = _untouched(setting, workload)
+    qmoe = workload.method == "qmoe"
+    target = ledger.term(
+        written_bytes,
+        setting.line(GROUP, "Compressed checkpoint"),
+        plain_bytes=plain + rest * setting.plain_element_bytes,
+        parameters=(counts.layer_linear - rest) * KEPT_RATIO.get(workload.method, 1.0),
+        bytes_per_element=QMOE_BYTES_PER_ELEMENT
+        if qmoe
+        else weight_bytes_per_element(dtype, group),
+    )
     seconds = _times(setting, workload, ledger, source + target)
     total = sum(seconds.values())
     widest = max(inputs for inputs, _ in matrices(model))
@@ -164,7 +214,7 @@ def _times(
 
 def _work_flops(setting: Setting, workload: CompressWorkload, ledger: Ledger) -> float:
     tokens = _calibration_tokens(workload)
-    forwards = CALIBRATION_FORWARDS if workload.method in SECOND_ORDER else AWQ_GRID
+    forwards = FORWARDS.get(workload.method, CALIBRATION_FORWARDS)
     work = forwards * ledger.term(
         matmul_flops,
         setting.line(GROUP, "One forward of the calibration text", key="forward_flops"),
@@ -181,5 +231,6 @@ def _work_flops(setting: Setting, workload: CompressWorkload, ledger: Ledger) ->
         num_tokens=tokens,
         squared_inputs=sum(inputs**2 for inputs in {i for i, _ in shapes}),
         cubed_inputs=sum(inputs**3 for inputs in {i for i, _ in shapes}),
-        update_products=sum(outputs * inputs**2 for inputs, outputs in shapes),
+        update_products=COLUMN_PASSES.get(workload.method, 1)
+        * sum(outputs * inputs**2 for inputs, outputs in shapes),
     )

@@ -49,6 +49,7 @@ FORMAT_BY_QUANTIZATION: dict[str, tuple[Dtype, Dtype]] = {
     "fptq": ("int4", "int8"),
     "finequant": ("int4", "bf16"),
     "quantease": ("int4", "bf16"),
+    "qat": ("int4", "bf16"),
     "w8a16": ("int8", "bf16"),
     "w8a8": ("int8", "int8"),
     "fp8": ("fp8", "fp8"),

@@ -289,9 +289,12 @@ class _Step:
         )
 
     def _unpacked(self) -> float:
-        """Return the bytes of reading quantised base weights and writing them in 16 bits."""
+        """Return the bytes of reading weights and writing them as the products take them.
+
+        Quantised base weights are unpacked; quantisation-aware training rounds wide ones.
+        """
         setting = self.setting
-        if setting.weight_dtype in WIDE:
+        if setting.weight_dtype in WIDE and setting.strategy.quantization != "qat":
             return 0.0
         each = setting.weight_element_bytes + setting.plain_element_bytes
         return setting.counts.layer_linear / self.share * each

@@ -129,6 +129,14 @@ def test_a_compressor_does_not_make_gradients_larger():
         exchanging(gradient_compression_ratio=0.5)
 
 
+def test_rounding_the_weights_at_every_forward_takes_time_and_no_memory():
+    plain = ask(workload=TRAIN, engine="deepspeed")
+    rounded = ask(workload=TRAIN, engine="deepspeed", strategy={"quantization": "qat"})
+
+    assert rounded.performance.step_seconds > plain.performance.step_seconds
+    assert rounded.memory == plain.memory
+
+
 def test_integer_states_take_a_byte_each():
     found = ask(workload={**TRAIN, "method": "qft"}, engine="deepspeed")
 
