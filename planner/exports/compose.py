@@ -9,6 +9,7 @@ from planner.exports.launch import (
     launch_environment,
     launch_files,
     launch_notes,
+    launch_script,
     vendor_of,
 )
 from planner.exports.yaml_text import yaml_text
@@ -24,7 +25,7 @@ def compose_document(case: ExportCase) -> JsonObject:
         "image": image_of(case) or FALLBACK_IMAGE,
         "working_dir": WORKDIR,
         "entrypoint": [],
-        "command": launch_arguments(case),
+        "command": _command(case),
         "ipc": "host",
         "volumes": [f"./:{WORKDIR}", "huggingface:/root/.cache/huggingface"],
         **_devices(case),
@@ -32,7 +33,11 @@ def compose_document(case: ExportCase) -> JsonObject:
     environment = launch_environment(case)
     if environment:
         service["environment"] = environment
-    if not is_training(case):
+    if case.nodes > 1:
+        # Compose fills these in from the environment of whoever starts it.
+        meeting = {name: f"${{{name}}}" for name in ("MASTER_ADDR", "NODE_RANK")}
+        service |= {"environment": {**meeting, **environment}, "network_mode": "host"}
+    elif not is_training(case):
         service["ports"] = [f"{SERVING_PORT}:{SERVING_PORT}"]
     document: JsonObject = {"services": {case.workload.kind: service}}
     files = launch_files(case)
@@ -46,6 +51,12 @@ def compose_document(case: ExportCase) -> JsonObject:
     return {**document, "volumes": {"huggingface": {}}}
 
 
+def _command(case: ExportCase) -> list[str]:
+    script = launch_script(case)
+    # A dollar is doubled where the container's shell, and not Compose, shall read it.
+    return ["bash", "-c", script.replace("$", "$$")] if script else launch_arguments(case)
+
+
 def _config_name(file_name: str) -> str:
     return file_name.rsplit(".", 1)[0]
 
@@ -53,7 +64,7 @@ def _config_name(file_name: str) -> str:
 def _devices(case: ExportCase) -> JsonObject:
     vendor = vendor_of(case)
     if vendor == "nvidia":
-        reserved = {"driver": "nvidia", "count": case.devices, "capabilities": ["gpu"]}
+        reserved = {"driver": "nvidia", "count": case.devices_per_node, "capabilities": ["gpu"]}
         return {"deploy": {"resources": {"reservations": {"devices": [reserved]}}}}
     if vendor == "amd":
         return {"devices": ["/dev/kfd", "/dev/dri"], "group_add": ["video"]}
@@ -65,6 +76,8 @@ def compose_notes(case: ExportCase) -> Notes:
     notes = ["the image's tag moves: pin the version that you measure"]
     if image_of(case) is None:
         notes.append(f"no public image for {case.device.vendor}: put your own for IMAGE")
+    if case.nodes > 1:
+        notes.append("start it on every node with MASTER_ADDR and NODE_RANK set")
     return (*notes, *launch_notes(case))
 
 

@@ -34,12 +34,12 @@ class Format:
     notes: Callable[[ExportCase], Notes]
     comment: str | None = "# "
 
-    def text(self, case: ExportCase) -> str:
+    def text(self, case: ExportCase, more: Notes = ()) -> str:
         """Return the whole file: what is predicted and what is left open, then the body."""
         body = self.body(case)
         if self.comment is None:
             return body
-        return with_head(body, head_lines(case, self.notes(case)), self.comment)
+        return with_head(body, head_lines(case, (*more, *self.notes(case))), self.comment)
 
 
 def head_lines(case: ExportCase, notes: Notes) -> list[str]:

@@ -127,6 +127,8 @@ def _pairs(*pairs: tuple[str, object]) -> list[str]:
 def megatron_notes(case: ExportCase) -> Notes:
     """Return what the arguments leave open or cannot say."""
     notes = ["add the data, the tokenizer (its vocabulary sets the logits) and the learning rate"]
+    if steps_of(case) is None:
+        notes.append("the plan does not say how long it runs: add --train-iters")
     method = train_workload(case).method
     if method in ADAPTERS | FUSED_UPDATES:
         notes.append(f"Megatron-LM has no method {method}: these arguments train all weights")

@@ -91,21 +91,34 @@ def export(format_name: str, case: ExportCase) -> Export:
         raise BadRequestError(
             f"no export format {format_name!r}: choose among {', '.join(FORMATS)}", "format"
         )
+    chosen = FORMATS[format_name]
     possible = formats_for(
         Case(case.shape, case.device, case.plan.cluster, case.workload), case.strategy
     )
-    if format_name not in possible:
+    if format_name not in (*possible, *_lossy(case)):
         raise BadRequestError(
             f"{format_name} cannot say this plan ({case.workload.kind} on {case.device.id}): "
             f"choose among {', '.join(possible) or 'none'}",
             "format",
         )
-    chosen = FORMATS[format_name]
+    offered = format_name in possible
+    more = () if offered else (f"{chosen.title} cannot say or run all of this plan",)
     return Export(
         key=chosen.key,
         title=chosen.title,
         file_name=chosen.file_name,
-        text=chosen.text(case),
-        notes=chosen.notes(case),
+        text=chosen.text(case, more),
+        notes=(*more, *chosen.notes(case)),
         measure=measure_text(case),
     )
+
+
+def _lossy(case: ExportCase) -> set[str]:
+    """Return the formats for this kind of work that are made when asked for by name."""
+    if case.workload.kind == "compress":
+        return set()
+    if not isinstance(case.workload, TrainWorkload):
+        return {one.key for one in (*SERVERS, *MANAGERS)}
+    known = case.shape.id.lower() in CONFIGURATIONS
+    trainers = {one.key for one in (*TRAINERS, *MANAGERS)}
+    return trainers if known else trainers - {TORCHTITAN.key}

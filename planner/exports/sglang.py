@@ -2,7 +2,7 @@
 
 from planner.exports.case import GIB, MASTER, PORT, RANK, SERVING_PORT, ExportCase
 from planner.exports.export import Format, Notes, shell_lines
-from planner.exports.vllm import DTYPES, LOADS_ANY_CHECKPOINT, serving_notes
+from planner.exports.vllm import DTYPES, LOADS_ANY_CHECKPOINT, needs_checkpoint, serving_notes
 from planner.specs.workload import ServeWorkload
 
 QUANTIZATION = {
@@ -83,7 +83,7 @@ def sglang_notes(case: ExportCase) -> Notes:
     """Return what the command leaves open."""
     notes = list(serving_notes(case, "sglang", "SGLang"))
     weight = case.strategy.weight_dtype or "bf16"
-    if weight in QUANTIZATION and weight not in LOADS_ANY_CHECKPOINT:
+    if needs_checkpoint(case) and weight not in LOADS_ANY_CHECKPOINT:
         notes.append(f"the model must name a checkpoint that is stored in {weight}")
     if case.strategy.attention_data_parallel_size:
         notes.append("releases before 0.5.2x write --attn-dp-size N as --enable-dp-attention")

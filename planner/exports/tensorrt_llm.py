@@ -2,13 +2,12 @@
 
 from planner.exports.case import ExportCase
 from planner.exports.export import Format, Notes, shell_lines
-from planner.exports.vllm import serving_notes
+from planner.exports.vllm import needs_checkpoint, serving_notes
 from planner.exports.yaml_text import yaml_text
 from planner.specs.base import JsonObject
 from planner.specs.workload import ServeWorkload
 
 OPTIONS_FILE = "trtllm-options.yaml"
-NEEDS_CHECKPOINT = frozenset({"fp8", "int8", "int4", "nf4", "nvfp4", "mxfp4"})
 
 
 def trtllm_arguments(case: ExportCase) -> list[str]:
@@ -71,7 +70,7 @@ def trtllm_notes(case: ExportCase) -> Notes:
     """Return what the command leaves open."""
     notes = list(serving_notes(case, "tensorrt_llm", "TensorRT-LLM"))
     weight = case.strategy.weight_dtype or "bf16"
-    if weight in NEEDS_CHECKPOINT:
+    if needs_checkpoint(case):
         notes.append(f"the model must name a checkpoint that is stored in {weight}")
     if case.offload.weights_cpu:
         notes.append("TensorRT-LLM keeps all weights on the device: the plan's offload is lost")

@@ -119,11 +119,17 @@ def serving_notes(case: ExportCase, engine: str, title: str) -> Notes:
     return tuple(notes)
 
 
+def needs_checkpoint(case: ExportCase) -> bool:
+    """Return whether the weights' format is not the one that the model is published in."""
+    weight = case.strategy.weight_dtype or "bf16"
+    return weight in QUANTIZATION and weight != case.shape.weight_dtype
+
+
 def vllm_notes(case: ExportCase) -> Notes:
     """Return what the command leaves open."""
     notes = list(serving_notes(case, "vllm", "vLLM"))
     weight = case.strategy.weight_dtype or "bf16"
-    if weight in QUANTIZATION and weight not in LOADS_ANY_CHECKPOINT:
+    if needs_checkpoint(case) and weight not in LOADS_ANY_CHECKPOINT:
         notes.append(f"the model must name a checkpoint that is stored in {weight}")
     if case.nodes > 1:
         notes.append("run it on every node, NODE_RANK counting from 0; MASTER_ADDR is the first")

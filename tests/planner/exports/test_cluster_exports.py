@@ -185,6 +185,15 @@ def test_compose_carries_the_options_in_itself():
     assert "dtype: fp8" in document["configs"]["trtllm-options"]["content"]
 
 
+def test_compose_on_several_nodes_leaves_rank_and_meeting_point_to_whoever_starts_it():
+    case = made(tensor_parallel_size=8, pipeline_parallel_size=2, nodes=2)
+    service = compose_document(case)["services"]["serve"]
+
+    assert service["environment"]["NODE_RANK"] == "${NODE_RANK}"
+    assert '--node-rank "$$NODE_RANK"' in service["command"][2]
+    assert service["network_mode"] == "host"
+
+
 def test_a_training_container_knows_its_layout():
     service = compose_document(trained(data_parallel_size=8, zero_stage=3))["services"]["train"]
 

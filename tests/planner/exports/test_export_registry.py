@@ -168,6 +168,27 @@ def test_a_format_that_cannot_say_the_plan_is_refused_with_those_that_can():
         export("deepspeed", SERVED)
 
 
+@pytest.mark.parametrize(
+    ("key", "case"),
+    [
+        ("accelerate", trained(tensor_parallel_size=8)),
+        ("megatron", trained(data_parallel_size=8, workload={"method": "lora"})),
+        ("compose", made(tensor_parallel_size=8, pipeline_parallel_size=2, nodes=2)),
+        ("vllm", made(device="m2-max")),
+    ],
+)
+def test_a_format_asked_for_by_name_is_made_and_says_that_something_is_lost(key, case):
+    found = export(key, case)
+
+    assert "cannot say or run all of this plan" in found.notes[0]
+    assert found.notes[0] in found.text
+
+
+def test_a_model_that_torchtitan_has_no_configuration_of_is_refused():
+    with pytest.raises(BadRequestError, match="torchtitan cannot say this plan"):
+        export("torchtitan", trained(model=MIXTRAL, data_parallel_size=8))
+
+
 def test_the_head_says_what_is_predicted_and_what_is_left_open():
     head = KUBERNETES.text(SERVED).split("apiVersion")[0]
 

@@ -200,3 +200,10 @@ def test_experts_are_spread_by_each_engines_own_flag():
     assert "--enable-expert-parallel" in vllm_arguments(case)
     assert "--ep-size 8" in shlex.join(sglang_arguments(case))
     assert "--ep_size 8" in shlex.join(trtllm_arguments(case))
+
+
+@pytest.mark.parametrize("chosen", [VLLM, SGLANG, TENSORRT_LLM])
+def test_a_model_that_is_published_in_its_format_needs_no_other_checkpoint(chosen):
+    notes = chosen.notes(made(model="deepseek-ai/DeepSeek-V3", weight_dtype="fp8"))
+
+    assert not any("checkpoint" in note for note in notes)
