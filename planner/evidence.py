@@ -47,10 +47,17 @@ SUPERSEDED = {"narayanan2021-t1", "narayanan2021-t2"}
 COVERED_SINCE_THE_FIT = frozenset(
     {
         "DeepSeekV4 Flash",
+        "GPT3-20B",
+        "GPT3-5B",
+        "Mixtral 46.7B",
+        "Nemotron-22B",
+        "Nemotron-340B",
+        "Nemotron-8B",
         "Nemotron_3_5_Lightning",
         "Nemotron_3_Nano",
         "Nemotron_3_Super",
         "Nemotron_3_Ultra",
+        "OpenLlama-3B",
         "Qwen/Qwen2-57B-A14B-Instruct",
         "bigscience/bloomz-7b1",
         "deepseek-ai/DeepSeek-R1",
@@ -59,6 +66,7 @@ COVERED_SINCE_THE_FIT = frozenset(
         "meta-llama/Llama-4-Maverick-17B-128E",
         "meta-llama/Llama-4-Scout-17B-16E",
         "moonshotai/Kimi-K2-Base",
+        "moss-moon-16b",
         "openai/gpt-oss-120b",
         "openai/gpt-oss-20b",
     }

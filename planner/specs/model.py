@@ -146,6 +146,12 @@ class ModelSpec(SparseSpec):
         return self.num_hidden_layers - without
 
     @property
+    def num_blocks(self) -> int:
+        """Return how many blocks add to the residual stream: mixers and feed-forward blocks."""
+        mixing = sum(g.count for g in self.layers_by_attention if g.kind not in {"none", "index"})
+        return mixing + self.num_feed_forward_layers + self.num_moe_layers
+
+    @property
     def shared_intermediate_size(self) -> int:
         """Return the feed-forward columns that every token visits beside its routed experts."""
         each = self.shared_expert_intermediate_size or self.moe_intermediate_size

@@ -13,8 +13,6 @@ from planner.cost.kv_cache import cache_bytes
 from planner.workload.operators import Operation, latency_for, link_for
 from planner.workload.setting import Setting
 
-REDUCES_PER_LAYER = 2  # after attention and after the feed-forward block
-
 
 def communication(run: Operation) -> float:
     """Cost all-reduces of tensor parallelism, expert exchange and pipeline hand-over."""
@@ -53,7 +51,7 @@ def _exchanging_ranks(setting: Setting) -> float:
 def _reduces(setting: Setting) -> float:
     """Return the tensor-parallel sums of a pass: exchanged experts bring theirs back summed."""
     model = setting.model
-    both = REDUCES_PER_LAYER * model.num_hidden_layers
+    both = model.num_blocks
     return where(_exchanging_ranks(setting) > 1, both - model.num_moe_layers, both)
 
 

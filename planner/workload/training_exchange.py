@@ -17,8 +17,8 @@ from planner.workload.operators import link_for
 from planner.workload.setting import Rates, Setting
 
 GROUP = "train_step"
-# All-reduces of tensor parallelism per layer: two forward and two backward.
-REDUCES_PER_LAYER = 4
+# All-reduces of tensor parallelism per block: one forward and one backward.
+REDUCES_PER_BLOCK = 2
 # The share of a data-parallel exchange that the backward pass hides.
 OVERLAP = 0.8
 BACKWARD_SHARE = 2 / 3
@@ -80,7 +80,7 @@ class Exchange:
             ranks=layout.tensor,
             link_bytes_per_s=ring_link(setting, self.rates, layout.tensor, 1.0),
             latency_s=self.rates.latency_s,
-            count=REDUCES_PER_LAYER * setting.model.num_hidden_layers / layout.pipeline,
+            count=REDUCES_PER_BLOCK * setting.model.num_blocks / layout.pipeline,
         )
 
     def _experts(self, payload_bytes: float) -> float:

@@ -80,6 +80,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [1],
     },
     "bloom": {**TOKENS, "hidden_size": 64, "n_layer": 4, "n_head": 4},
+    "gpt_bigcode": GPT,
     "codegen": {**GPT, "rotary_dim": 8},
     "cohere": {**SMALL, "use_qk_norm": True},
     "stablelm": {**SMALL, "use_qkv_bias": True, "qk_layernorm": True},

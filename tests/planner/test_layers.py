@@ -192,3 +192,10 @@ def test_a_models_json_leads_back_to_the_same_model():
     model = model_of(STATE, AttentionLayers(kind="chunked", window=64, count=1))
 
     assert ModelSpec.model_validate_json(model.model_dump_json()) == model
+
+
+def test_layers_that_only_mix_or_only_feed_forward_are_one_block_each():
+    half = model_of(STATE, NoMixingLayers(count=1))
+    whole = model_of(AttentionLayers(count=4))
+
+    assert (half.num_blocks, whole.num_blocks) == (3 + 4, 4 + 4)

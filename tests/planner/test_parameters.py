@@ -62,6 +62,8 @@ ELSEWHERE = {
     "chatglm",
     "qwen",
     "mimo",
+    "qwen2_vl_text",
+    "qwen2_5_vl_text",
     "qwen3_vl_text",
     "qwen3_vl_moe_text",
     "kimi_k2",
