@@ -28,6 +28,7 @@ from webapp.jobs.models import (
 )
 from webapp.jobs.plots import Drawn, draw, latest_values
 from webapp.jobs.reasons import words_for
+from webapp.jobs.selectors import waiting_sentence
 from webapp.live.page import live_context, page_or_regions
 from webapp.modelhub.models import TeamModel
 
@@ -116,6 +117,7 @@ def job_context(request: HttpRequest, job: Job, tab: str) -> dict[str, Any]:
         "progress": figures.progress(job),
         "seconds": figures.elapsed_seconds(job),
         "expected_ms": expected_ms(job),
+        "waiting": waiting_sentence(job),
         "allowed": allowed(membership_of(request.user, job.team), job),
         **silence_of(job),
         "outcome": outcome_of(job),

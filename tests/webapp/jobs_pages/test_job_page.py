@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from webapp.core.units import THIN
-from webapp.jobs.models import Artefact
+from webapp.jobs.models import Artefact, Job
 
 pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
 TABS = ["", "metrics/", "logs/", "events/", "config/", "artefacts/"]
@@ -152,6 +152,30 @@ def test_an_artefact_that_never_arrived_is_said_to_lie_on_the_host(as_alice, fin
     page = text_of(as_alice, finished)
     assert "not uploaded; it lies on Box" in page
     assert "every 3s" not in page
+
+
+@pytest.fixture
+def queued(job):
+    """A job that goes back to wait."""
+    Job.objects.filter(pk=job.pk).update(state="queued", current_attempt=None)
+    return Job.objects.get(pk=job.pk)
+
+
+def test_a_queued_job_says_what_it_waits_for(as_alice, queued):
+    shown = plain(text_of(as_alice, queued))
+    assert "Box is free; the job starts within seconds." in shown
+
+
+def test_a_queued_job_names_the_silent_host_that_it_waits_for(as_alice, queued):
+    queued.host.last_seen_at -= timedelta(minutes=10)
+    queued.host.save()
+    shown = plain(text_of(as_alice, queued))
+    assert "Box has been silent for 10" in shown
+    assert "the job starts when it is back" in shown
+
+
+def test_a_job_that_runs_waits_for_nothing(as_alice, running):
+    assert "starts within seconds" not in plain(text_of(as_alice, running))
 
 
 def test_a_failed_job_says_why_and_what_to_do(as_alice, failed):
