@@ -27,7 +27,7 @@ from planner.workload.setting import Setting
 from planner.workload.speculate import decoding, held_memory, prefilling
 
 GROUP = "serving"
-BISECTIONS = 14
+BISECTIONS = 10
 MAX_SEARCHED_CONCURRENCY = 4096
 
 

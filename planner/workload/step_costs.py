@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from planner.cost.equation import Ledger
+from planner.cost.equation import Unrecorded
 from planner.specs.workload import ServeWorkload
 from planner.workload.generate import decode_pass, prefill_pass
 from planner.workload.setting import Setting
@@ -82,10 +82,10 @@ def step_costs(setting: Setting, workload: ServeWorkload, slots: int, budget: fl
 def _prefill(setting: Setting, tokens: float, prompt: float) -> float:
     """Return the seconds of reading tokens of prompts: part of one, or several."""
     sequences = max(1.0, tokens / prompt)
-    whole = prefill_pass(setting, Ledger(), sequences, prompt).total_s
+    whole = prefill_pass(setting, Unrecorded(), sequences, prompt).total_s
     if tokens >= prompt:
         return whole
-    part = prefill_pass(setting, Ledger(), 1.0, tokens).total_s
+    part = prefill_pass(setting, Unrecorded(), 1.0, tokens).total_s
     # A part of a prompt attends to what was read before it: its share of the whole is a floor.
     return max(part, whole * tokens / prompt)
 
@@ -96,7 +96,7 @@ def _decode_line(setting: Setting, workload: ServeWorkload, batch: float) -> tup
     low, high = workload.input_tokens, workload.input_tokens + workload.output_tokens
     sequences = max(1.0, batch / stages)
     first, last = (
-        decode_pass(setting, Ledger(), sequences, float(context)).total_s
+        decode_pass(setting, Unrecorded(), sequences, float(context)).total_s
         for context in (low, high)
     )
     each = (last - first) / (batch * (high - low))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.cost.equation import Ledger, Line, equation
+from planner.cost.equation import Ledger, Line, Unrecorded, equation
 from planner.cost.quantity import Quantity
 from planner.specs.estimate import Performance
 from planner.specs.workload import ServeWorkload
@@ -29,8 +29,8 @@ from planner.workload.step_costs import step_costs
 
 PERCENTILES = (50, 90, 99)
 MAX_CALLERS = 1024
-MAX_REQUESTS = 2000
-OPEN_REQUESTS = 500
+MAX_REQUESTS = 1500
+OPEN_REQUESTS = 300
 STEADY_LIVES = 10
 WARM_UP_RATIO = 0.3
 IN_STEP_BURST_RATIO = 0.5  # from here on the callers stay in step: one engine step answers all
@@ -203,7 +203,7 @@ def _largest(setting: Setting, workload: ServeWorkload, name: str, limit: float 
     def good(value: float) -> bool:
         asked = {"concurrency": None, "burst_requests": None, "request_rate_per_second": None}
         load = workload.model_copy(update={**asked, name: int(value) if whole else value})
-        return meets_objectives(workload, serve(setting, load, Ledger()).performance)
+        return meets_objectives(workload, serve(setting, load, Unrecorded()).performance)
 
     low, high = 0.0, 1.0 if limit is None else limit * 0.999
     for _ in range(MAX_DOUBLINGS if whole else 0):
