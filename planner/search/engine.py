@@ -75,11 +75,6 @@ def search(request: PlanRequest) -> PlanAnswer:
         PlannerError: a name is unknown, a constraint is no figure, or a pin is impossible.
     """
     started = time.perf_counter()
-    if request.pins.disaggregated is not None:
-        raise NotCoveredError(
-            "a search does not split devices into pools yet: ask estimate for each split",
-            "pins.disaggregated",
-        )
     found = explore(request)
     table = found.table
     plans = _plans(request, table)
@@ -116,6 +111,11 @@ def explore(request: PlanRequest) -> Found:
         PlannerError: no strategy could be costed at all; it is the last one's reason.
     """
     refuse_uncovered(request.pins, training=isinstance(request.workload, TrainWorkload))
+    if request.pins.disaggregated is not None:
+        raise NotCoveredError(
+            "a search does not split devices into pools yet: ask estimate for each split",
+            "pins.disaggregated",
+        )
     found = Found(constraints_of(request))
     for question in questions(request):
         for key, reason in inapplicable(question.case).items():

@@ -26,7 +26,7 @@ def train_run(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outc
 
 def _mean_rate(setting: Setting, workload: TrainWorkload, outcome: Outcome) -> float:
     """Return the tokens per second over the whole schedule."""
-    longest = float(outcome.performance.tokens_per_second or 0.0)
+    longest = _rate_of(outcome)
     if not workload.length_schedule:
         return longest
     per_token = sum(
@@ -41,4 +41,9 @@ def _rate_at(setting: Setting, workload: TrainWorkload, length: int) -> float:
     shorter = workload.model_copy(update={"sequence_length": length})
     rows = replace(setting.layout, micro_batch=setting.layout.micro_batch * more)  # type: ignore[arg-type]  # a mean number of rows
     found = train(replace(setting, workload=shorter, layout=rows), shorter, Unrecorded())
-    return float(found.performance.tokens_per_second or 0.0) * more
+    return _rate_of(found) * more
+
+
+def _rate_of(outcome: Outcome) -> float:
+    rate = outcome.performance.tokens_per_second
+    return 0.0 if rate is None else rate

@@ -80,6 +80,13 @@ SPACES = {
         "latency",
         {"pins": {"pipeline_schedule": "gpipe"}},
     ),
+    "8b in growing lengths": (
+        LLAMA_8B,
+        PAIR,
+        {**SMALL_BATCH, "length_schedule": [[512, 0.5], [2048, 0.5]], "tokens": 10**9},
+        "throughput",
+        {},
+    ),
     "70b lora": (LLAMA_70B, PAIR, LORA, "throughput", {}),
     "70b does not fit": (LLAMA_70B, PAIR, SMALL_BATCH, "throughput", {}),
     "70b too slow": (LLAMA_70B, PAIR, LORA, "memory", {"constraints": QUICK}),
