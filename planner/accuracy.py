@@ -11,6 +11,7 @@ from planner.decode_fitting import stream_cases
 from planner.errors import PlannerError
 from planner.evidence import Row, latest, serving_request, table, training_request, usable
 from planner.held_out import summary
+from planner.offload_examples import flexgen_table
 from planner.serving_factors import serving_cases
 from planner.serving_fitting import serving_case
 from planner.specs.base import Dtype, JsonObject
@@ -202,6 +203,7 @@ def accuracy_page() -> str:
         _table("Serving, fitted", _serving_errors()),
         _table("Single streams, fitted", _stream_errors()),
         _examples(),
+        flexgen_table(),
         NOTES,
     )
     return "\n".join(parts)

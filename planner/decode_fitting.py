@@ -127,7 +127,7 @@ def stream_case(row: Row) -> StreamCase:
     parts = {"linear": 0.0, "attention": 0.0, "issue": 0.0, "rest": 0.0}
     for entry in ledger.entries:
         if entry.unit == "s" and entry.group == group:
-            part = PART_BY_NAME.get(entry.name, "rest")
+            part = PART_BY_NAME.get(entry.name, "rest").replace("experts", "linear")
             parts[part if part in parts else "rest"] += entry.value
     share = ledger.value_of("prefill", "pipeline_share") if group == "prefill" else 0.0
     share = share or 1.0

@@ -73,6 +73,9 @@ class Engine(Spec):
     stream_factors: dict[str, dict[str, float]] = Field(default_factory=dict)
     stream_spread: float | None = None
     sums_in_16_bits: bool = False
+    computes_on_host: bool = False
+    unpack_bytes_per_element: float = 0.0
+    working_set_ratio: float = 1.0
     fitted_groups: tuple[str, ...] = ()
 
 

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from planner.catalog.devices import list_devices
 from planner.errors import PlannerError
+from planner.search.placement import placed_strategy
 from planner.search.space import RUNNER_FORMATS
 from planner.specs.base import JsonObject
-from planner.specs.estimate import Estimate
+from planner.specs.estimate import Estimate, EstimateRequest
 from planner.specs.plan import PlanRequest, Suggestion
 from planner.specs.strategy import Strategy
 from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload, Workload
@@ -29,6 +30,7 @@ def suggestions(request: PlanRequest, best: Best) -> tuple[Suggestion, ...]:
     ):
         found += _smallest_step(request, ladder, best)
     for attempts in (
+        _offloaded(request),
         _cheaper_method(request),
         _fewer_pins(request),
         _fewer_constraints(request),
@@ -101,6 +103,22 @@ def _smaller_workloads(request: PlanRequest) -> Iterator[list[Change]]:
 
 def _with(workload: Workload, name: str, value: object) -> Workload:
     return workload.model_copy(update={name: value})
+
+
+def _offloaded(request: PlanRequest) -> Iterator[Change]:
+    """Yield the best placement over device, host memory and disk of a batch that does not fit."""
+    if not isinstance(request.workload, GenerateWorkload) or request.pins.offload:
+        return
+    asked = EstimateRequest(
+        model=request.model,
+        cluster=request.cluster,
+        workload=request.workload,
+        strategy=request.pins,
+        engine=request.engine,
+    )
+    placed = placed_strategy(asked)
+    if placed is not None:
+        yield "weights and cache placed over host memory and disk", {"pins": placed}
 
 
 def _cheaper_method(request: PlanRequest) -> Iterator[Change]:

@@ -121,8 +121,10 @@ class ClusterSpec(SparseSpec):
     intra_node_bandwidth_bytes_per_second: PositiveFloat | None = None
     inter_node_bandwidth_bytes_per_second: PositiveFloat | None = None
     host_memory_bytes: PositiveInt | None = None
+    host_memory_bandwidth_bytes_per_second: PositiveFloat | None = None
     host_to_device_bandwidth_bytes_per_second: PositiveFloat | None = None
     disk_bandwidth_bytes_per_second: PositiveFloat | None = None
+    disk_capacity_bytes: PositiveInt | None = None
     grid_gco2_per_kwh: NonNegativeFloat | None = None
     electricity_usd_per_kwh: NonNegativeFloat | None = None
 

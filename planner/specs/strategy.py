@@ -16,6 +16,7 @@ class OffloadSpec(SparseSpec):
     weights_cpu: Ratio = 0.0
     weights_disk: Ratio = 0.0
     kv_cpu: Ratio = 0.0
+    kv_disk: Ratio = 0.0
     optimizer: Literal["none", "cpu", "nvme"] = "none"
     activations_cpu: Ratio = 0.0
 

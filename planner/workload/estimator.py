@@ -46,6 +46,9 @@ def estimate_request(request: EstimateRequest, *, explain: bool = True) -> Estim
     outcome = run(setting, ledger)
     if explain:
         outcome = _with_percentiles(setting, outcome, ledger)
+    short = _tier_warnings(setting, outcome)
+    if short:
+        outcome = replace(outcome, fits=False)
     spent = expense(setting, outcome, ledger, rented_devices(setting))
     memory = outcome.memory.answer()
     confidence = confidence_of(setting)
@@ -72,7 +75,7 @@ def estimate_request(request: EstimateRequest, *, explain: bool = True) -> Estim
         quality=quality_of(setting),
         strategy=setting.strategy,
         engine=setting.engine.key,
-        warnings=(*setting.warnings, *outcome.warnings, *_host_warnings(setting, outcome)),
+        warnings=(*setting.warnings, *outcome.warnings, *short),
         calibration=_calibration(setting),
         terms=ledger.terms() if explain else (),
         **spent.figures,
@@ -103,14 +106,20 @@ def _with_percentiles(setting: Setting, outcome: Outcome, ledger: Ledger) -> Out
     return replace(outcome, performance=performance, warnings=(*outcome.warnings, *warnings))
 
 
-def _host_warnings(setting: Setting, outcome: Outcome) -> tuple[str, ...]:
-    """Return a warning when the host's memory does not hold what was offloaded to it."""
-    available = (setting.cluster.host_memory_bytes or 0) * setting.cluster.nodes
-    needed = outcome.memory.host_bytes
-    if not available or needed <= available:
-        return ()
-    need, have = needed / GIB, available / GIB
-    return (f"offloading needs {need:.1f} GiB of host memory, {have:.1f} GiB are there",)
+def _tier_warnings(setting: Setting, outcome: Outcome) -> tuple[str, ...]:
+    """Return a warning for each tier that does not hold what was offloaded to it."""
+    cluster, memory = setting.cluster, outcome.memory
+    tiers = (
+        ("offloading", "host memory", memory.host_bytes, cluster.host_memory_bytes),
+        ("the job", "disk", memory.disk_bytes, cluster.disk_capacity_bytes),
+    )
+    found = []
+    for what, name, needed, each in tiers:
+        available = (each or 0) * cluster.nodes
+        if available and needed > available:
+            need, have = needed / GIB, available / GIB
+            found.append(f"{what} needs {need:.1f} GiB of {name}, {have:.1f} GiB are there")
+    return tuple(found)
 
 
 def rented_devices(setting: Setting) -> int:

@@ -6,7 +6,6 @@ from planner.cost.communication import (
     all_reduce_seconds,
     all_to_all_seconds,
     point_to_point_seconds,
-    transfer_seconds,
 )
 from planner.cost.experts import dispatch_share
 from planner.cost.kv_cache import cache_bytes
@@ -116,19 +115,4 @@ def context_exchange(run: Operation) -> float:
         link_bytes_per_s=link,
         latency_s=run.rates.latency_s,
         count=layers * run.work.steps,
-    )
-
-
-def stream_from_host(run: Operation) -> float:
-    """Cost fetching the weights that live in host memory, once per pass."""
-    setting = run.setting
-    share = setting.offload.weights_cpu
-    if not share:
-        return 0.0
-    held = setting.counts.layer_linear / setting.layout.tensor * setting.weight_element_bytes
-    return run.ledger.term(
-        transfer_seconds,
-        setting.line(run.work.group, "Weights from host memory", "communication", "offload"),
-        payload_bytes=held * share,
-        link_bytes_per_s=setting.host_link_bytes_per_s,
     )

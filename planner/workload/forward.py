@@ -11,9 +11,10 @@ from planner.cost.equation import Ledger
 from planner.cost.roofline import memory_seconds, overhead_seconds, scheduling_seconds
 from planner.specs.model import ModelSpec
 from planner.workload.attention import attention
-from planner.workload.exchange import communication, context_exchange, stream_from_host
+from planner.workload.exchange import communication, context_exchange
 from planner.workload.linear import dequantise, linear, output_head
 from planner.workload.mixture import experts
+from planner.workload.offloading import PassTotals, lay_over, unpack
 from planner.workload.operators import Operation, Part, Pass
 from planner.workload.setting import Setting, rates_of
 
@@ -66,21 +67,23 @@ def forward_pass(setting: Setting, ledger: Ledger, work: Pass) -> PassCost:
     if not work.absorbed:
         # Attention works on one block of keys while the next one arrives.
         ring = maximum(0.0, ring - scores.seconds)
-    links = communication(run) + ring + stream_from_host(run)
+    links = communication(run) + ring
     issue, scheduling = overhead(run)
-    parts = [dequantise(run), products, routed, head, scores, rest]
+    parts = [dequantise(run), unpack(run), products, routed, head, scores, rest]
     seconds = sum(part.seconds for part in parts)
     if setting.engine.ops_per_layer and setting.device.kind != "cpu":
         # Kernels are issued ahead: only what the device cannot hide is waited for.
         issue = maximum(0.0, issue - seconds)
     compute = sum(where(part.is_compute, part.seconds, 0.0) for part in parts)
+    device = PassTotals(compute, seconds - compute, links, issue + scheduling)
+    whole = lay_over(run, device)
     return PassCost(
-        compute_s=compute,
-        memory_s=seconds - compute,
-        communication_s=links,
-        overhead_s=issue + scheduling,
-        total_s=seconds + links + (issue + scheduling),
-        flops=sum(part.flops for part in parts),
+        compute_s=whole.compute_s,
+        memory_s=whole.memory_s,
+        communication_s=whole.communication_s,
+        overhead_s=whole.overhead_s,
+        total_s=seconds + links + (issue + scheduling) if whole is device else whole.total_s,
+        flops=work.batches * sum(part.flops for part in parts),
     )
 
 

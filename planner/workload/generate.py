@@ -10,9 +10,12 @@ from planner.cost.quantity import Quantity
 from planner.specs.workload import GenerateWorkload
 from planner.workload.forward import PassCost, forward_pass
 from planner.workload.inference_memory import Load, inference_memory
+from planner.workload.offloading import attends_on_host, cache_away
 from planner.workload.operators import Pass
 from planner.workload.outcome import Outcome, performance_of
 from planner.workload.setting import Setting
+
+ROUNDING = 1e-6  # a quotient of whole numbers may end a hair above one
 
 
 def prefill_pass(
@@ -40,6 +43,9 @@ def prefill_pass(
         sampled_tokens=own,
         routed_tokens=sequences * tokens,
         steps=steps,
+        batches=_blocks(setting, sequences),
+        cached_layer_tokens=own * layer_tokens(model, tokens, paged=False),
+        stored_layer_tokens=own * layer_tokens(model, tokens, paged=False),
     )
     return forward_pass(setting, ledger, work)
 
@@ -65,18 +71,38 @@ def decode_pass(
     checked = 1 + drafted
     ranks = setting.layout.context
     own = _per_rank(setting, sequences)
+    read = own / ranks * read_tokens(setting.model, context)
+    # The host attends to what it holds: the device is left with the rest.
+    kept = 1 - cache_away(setting) if attends_on_host(setting) else 1.0
     tokens = checked * where(ranks > 1, maximum(1.0, own / ranks), own)
     work = Pass(
         group="decode",
         sequences=own,
         new_tokens=tokens,
-        token_pairs=checked * own / ranks * read_pairs(setting.model, context),
-        read_layer_tokens=own / ranks * read_tokens(setting.model, context),
+        token_pairs=checked * own / ranks * kept * read_pairs(setting.model, context),
+        read_layer_tokens=kept * read,
         sampled_tokens=tokens,
         routed_tokens=checked * sequences,
         absorbed=True,
+        batches=_blocks(setting, sequences),
+        cached_layer_tokens=read,
+        stored_layer_tokens=own * layer_tokens(setting.model, 1.0, paged=False),
     )
     return forward_pass(setting, ledger, work)
+
+
+def micro_batches(setting: Setting, batch: float) -> float:
+    """Return how many micro-batches a generated batch is split into: one, unless it is told."""
+    micro = setting.strategy.micro_batch_size
+    return ceil(batch / micro) if micro else 1.0
+
+
+def _blocks(setting: Setting, sequences: float) -> float:
+    """Return how many micro-batches of this size one load of streamed weights serves."""
+    workload = setting.workload
+    if not isinstance(workload, GenerateWorkload) or not setting.strategy.micro_batch_size:
+        return 1.0
+    return ceil(workload.batch_size / setting.layout.data / sequences - ROUNDING)
 
 
 def _per_rank(setting: Setting, sequences: float) -> float:
@@ -121,14 +147,20 @@ def generate(setting: Setting, workload: GenerateWorkload, ledger: Ledger) -> Ou
     batch = workload.batch_size / setting.layout.data
     own = _per_rank(setting, batch)
     total_tokens = workload.input_tokens + workload.output_tokens
-    memory = inference_memory(
-        setting,
-        ledger,
-        Load(own, total_tokens, own * workload.input_tokens, own, paged=False),
+    micro = batch / micro_batches(setting, batch)
+    working = own * micro / batch
+    load = Load(
+        own,
+        total_tokens,
+        working * workload.input_tokens,
+        working,
+        paged=False,
+        waiting_tokens=(own - working) * workload.input_tokens,
     )
-    prefill = _prefill(setting, ledger, batch, workload.input_tokens)
+    memory = inference_memory(setting, ledger, load)
+    prefill = _prefill(setting, ledger, micro, workload.input_tokens)
     context = workload.input_tokens + workload.output_tokens / 2
-    decode = decode_pass(setting, ledger, batch, context)
+    decode = decode_pass(setting, ledger, micro, context)
     steps = workload.output_tokens - 1
     latency = prefill.total_s + steps * decode.total_s
     produced = workload.batch_size * workload.output_tokens / latency

@@ -16,6 +16,14 @@ from planner.cost.weights import (
     stage_vocabulary,
     weight_bytes,
 )
+from planner.workload.offloaded_memory import (
+    DISK,
+    HOST,
+    away_bytes,
+    double_buffer,
+    waiting_bytes,
+)
+from planner.workload.offloading import cache_away, weights_away
 from planner.workload.setting import Setting
 
 GROUP = "memory"
@@ -25,7 +33,8 @@ GROUP = "memory"
 class Load:
     """What one attention rank holds at once: sequences of a length, and its widest step's tokens.
 
-    Context parallelism splits the tokens of a sequence further.
+    Context parallelism splits the tokens of a sequence further. ``waiting_tokens`` belong to other
+    micro-batches: their residual streams wait for the layer.
     """
 
     sequences: float
@@ -34,6 +43,7 @@ class Load:
     sampled_tokens: float
     paged: bool
     shared_tokens: float = 0.0
+    waiting_tokens: float = 0.0
 
 
 def usable_bytes(setting: Setting) -> float:
@@ -61,18 +71,19 @@ def inference_memory(setting: Setting, ledger: Ledger, load: Load) -> MemoryUse:
         stages=tuple(drafts),
         capacity_bytes=setting.device.memory_bytes,
         usable_bytes=usable_bytes(setting),
-        host_bytes=_host_weight_bytes(setting),
+        host_bytes=_away(setting, load, HOST),
+        disk_bytes=_away(setting, load, DISK),
     )
 
 
-def _host_weight_bytes(setting: Setting) -> float:
-    """Return the bytes of the weights that live in host memory, once for all replicas."""
-    share, layout = setting.offload.weights_cpu, setting.layout
-    if not share:
-        return 0.0
-    stages = range(layout.pipeline)
-    whole = sum(stage_weight_bytes(setting, Unrecorded(), stage) for stage in stages)
-    return share * whole * layout.tensor
+def _away(setting: Setting, load: Load, shares: tuple[str, ...]) -> float:
+    return away_bytes(
+        setting,
+        shares,
+        lambda stage: stage_weight_bytes(setting, Unrecorded(), stage),
+        lambda stage: stage_kv_bytes(setting, Unrecorded(), load, stage),
+        load.step_tokens + load.waiting_tokens,
+    )
 
 
 def stage_weight_bytes(setting: Setting, ledger: Ledger, stage: int) -> float:
@@ -164,9 +175,11 @@ def _stage(setting: Setting, ledger: Ledger, load: Load, stage: int) -> StageMem
     factor = setting.factor("memory")
     return StageMemory(
         {
-            "weights": weights * (1 - setting.offload.weights_cpu),
-            "kv_cache": kv_cache,
-            "activations": activations * factor,
+            "weights": weights * (1 - weights_away(setting)),
+            "kv_cache": kv_cache * (1 - cache_away(setting)),
+            "activations": activations * setting.engine.working_set_ratio * factor
+            + waiting_bytes(setting, load.waiting_tokens),
+            "buffers": double_buffer(setting, ledger, weights, stage),
             "runtime_overhead": setting.engine.runtime_overhead_bytes * factor,
         }
     )

@@ -18,6 +18,9 @@ ROUNDS_IN_A_NODE = 3  # eight ranks
 PRUNED = frozenset({"linear", "experts"})
 
 
+NOTHING = PerGroup(())
+
+
 @dataclass(frozen=True)
 class Pass:
     """What one forward pass processes on one device.
@@ -34,6 +37,11 @@ class Pass:
     sampled_tokens: float
     routed_tokens: float
     steps: float = 1.0
+    # Micro-batches that one load of streamed weights serves, what the cache holds of one of them
+    # wherever it lives, and what this pass adds to it.
+    batches: float = 1.0
+    cached_layer_tokens: PerGroup = NOTHING
+    stored_layer_tokens: PerGroup = NOTHING
     # Whether queries attend to latents as cached, instead of decompressing them first.
     absorbed: bool = False
 

@@ -16,7 +16,7 @@ from planner.specs.base import Dtype
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.estimate import EstimateRequest
 from planner.specs.model import ModelSpec
-from planner.specs.strategy import Strategy
+from planner.specs.strategy import OffloadSpec, Strategy
 from planner.specs.workload import CompressWorkload, TrainWorkload
 from planner.workload.layouts import layout_of
 from planner.workload.setting import Layout, Setting
@@ -39,6 +39,7 @@ TRAINING_ONLY = {
 # An engine's way of counting ranks may differ from ours: the answer repeats ours.
 LAYOUT_FIELDS = ("data_parallel_size", "tensor_parallel_size", "attention_data_parallel_size")
 RUNNER_INT4_GROUP = 64
+SOLVER_ROUNDING = 1e-9
 # What a named quantisation stores and computes in, where the dtypes are not given.
 FORMAT_BY_QUANTIZATION: dict[str, tuple[Dtype, Dtype]] = {
     "gptq": ("int4", "bf16"),
@@ -156,6 +157,21 @@ def _on_device(engine: Engine, device: DeviceSpec, *, training: bool) -> Engine:
     return engine.model_copy(update={"runtime_overhead_bytes": measured})
 
 
+def check_shares(offload: OffloadSpec) -> None:
+    """Refuse shares of one tensor class that together are more than the whole.
+
+    Raises:
+        NotPossibleError: names the shares.
+    """
+    for cpu, disk in (("weights_cpu", "weights_disk"), ("kv_cpu", "kv_disk")):
+        both = getattr(offload, cpu) + getattr(offload, disk)
+        if both > 1 + SOLVER_ROUNDING:
+            raise NotPossibleError(
+                f"{cpu} and {disk} sum to {both:g}: the shares of one class are at most 1",
+                f"strategy.offload.{disk}",
+            )
+
+
 def refuse_uncovered(strategy: Strategy, *, training: bool = False) -> None:
     """Refuse by name what the planner has no formula for yet.
 
@@ -176,11 +192,8 @@ def refuse_uncovered(strategy: Strategy, *, training: bool = False) -> None:
             "weight_dtype",
             "strategy.quantization",
         )
-    offload = strategy.offload
-    if offload and (offload.kv_cpu or offload.activations_cpu or offload.weights_disk):
-        raise NotCoveredError(
-            "of offload only weights_cpu and optimizer can be costed yet", "strategy.offload"
-        )
+    if strategy.offload is not None:
+        check_shares(strategy.offload)
 
 
 def _refuse_without_requests(request: EstimateRequest) -> None:

@@ -34,6 +34,9 @@ DEFAULT_INTER_NODE_BYTES_PER_S = 50e9  # one 400 Gbit/s port per device
 DEFAULT_INTRA_NODE_BYTES_PER_S = 16e9  # PCIe 3.0 x16, where the catalog names no link
 DEFAULT_DISK_BYTES_PER_S = 1e9
 DEFAULT_HOST_LINK_BYTES_PER_S = 16e9
+HOST_LINK_EFFICIENCY = 0.82  # FlexLLMGen cost_model.py: 12.9 of the 15.8 GB/s of a T4's link
+DESKTOP_MEMORY_BYTES_PER_S = 80e9  # two channels of DDR5
+SERVER_MEMORY_BYTES_PER_S = 200e9  # eight channels of DDR4
 CONSUMER_FALLBACK: dict[Dtype, tuple[Dtype, ...]] = {
     "fp32": (),
     "tf32": ("fp32",),
@@ -203,11 +206,16 @@ class Setting:
     @property
     def host_link_bytes_per_s(self) -> float:
         """Return the bandwidth between the device and its host."""
-        return (
-            self.cluster.host_to_device_bandwidth_bytes_per_second
-            or self.device.host_to_device_bandwidth_bytes_per_second
-            or DEFAULT_HOST_LINK_BYTES_PER_S
-        )
+        published = self.device.host_to_device_bandwidth_bytes_per_second
+        reached = (published or DEFAULT_HOST_LINK_BYTES_PER_S) * HOST_LINK_EFFICIENCY
+        return self.cluster.host_to_device_bandwidth_bytes_per_second or reached
+
+    @property
+    def host_memory_bytes_per_s(self) -> float:
+        """Return the bandwidth of the host's memory: a desktop's beside a desktop's card."""
+        desktop = self.device.halves_wide_sums or self.device.kind == "uma"
+        usual = DESKTOP_MEMORY_BYTES_PER_S if desktop else SERVER_MEMORY_BYTES_PER_S
+        return self.cluster.host_memory_bandwidth_bytes_per_second or usual
 
     @property
     def disk_bytes_per_s(self) -> float:
@@ -245,11 +253,11 @@ class Setting:
 
         Kernels for 8-bit and 4-bit weights reach another share of the bandwidth than plain ones.
         """
-        fitted = self.engine.stream_factors
-        device = self.device
+        fitted, device = self.engine.stream_factors, self.device
         if not fitted or self.is_measured:
             return 1.0
         family = fitted.get(device.family) or fitted.get(device.kind, {})
+        part = part.replace("_experts", "_linear")  # the same kernels read both
         narrow = family.get(f"{part}_{width_of(self)}", 1.0)
         return family.get(part, 1.0) * narrow
 

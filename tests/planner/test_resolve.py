@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.errors import BadRequestError, NotCoveredError, NotPossibleError
+from planner.errors import BadRequestError, NotPossibleError
 from tests.planner.asking import MIXTRAL, TINY, TRAIN, ask
 
 
@@ -68,19 +68,6 @@ def test_experts_that_do_not_divide_are_refused():
 
     with pytest.raises(NotPossibleError, match="must divide the 8 experts"):
         ask(model=MIXTRAL, devices=4, strategy=strategy)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("offload", {"kv_cpu": 0.5}),
-    ],
-)
-def test_what_has_no_formula_yet_is_refused_by_its_field(field, value):
-    with pytest.raises(NotCoveredError) as caught:
-        ask(devices=2, strategy={field: value})
-
-    assert caught.value.field == f"strategy.{field}"
 
 
 def test_a_device_without_any_published_peak_is_refused_by_name():

@@ -1,0 +1,110 @@
+"""What lives off the device: how tiers overlap, how often a cached expert is met, what waits.
+
+Shares are of a tensor class's bytes; host memory and disk hold what the device does not.
+"""
+
+from planner.cost.columns import largest, maximum
+from planner.cost.equation import equation
+from planner.cost.quantity import Quantity
+
+FLEXGEN = "Sheng et al. 2023 (FlexGen), arXiv:2303.06865, section 4"
+MOE_CACHE = "Eliseev and Mazur 2023, arXiv:2312.17238, section 3"
+
+
+@equation(
+    "t = max(t_work, t_load, t_store, t_disk)",
+    unit="s",
+    symbols={
+        "work_s": "t_work",
+        "load_s": "t_load",
+        "store_s": "t_store",
+        "disk_s": "t_disk",
+    },
+    source=FLEXGEN,
+)
+def overlapped_seconds(
+    *, work_s: Quantity, load_s: Quantity, store_s: Quantity, disk_s: Quantity
+) -> Quantity:
+    """Return the seconds of a pass whose layers work while the next ones are fetched."""
+    return largest((work_s, load_s, store_s, disk_s))
+
+
+@equation(
+    "Q = D · a_d + E · a_e · (1 - h)",
+    unit="B",
+    symbols={
+        "dense_bytes": "D",
+        "dense_share": "a_d",
+        "expert_bytes": "E",
+        "expert_share": "a_e",
+        "hit_ratio": "h",
+    },
+    source=MOE_CACHE,
+)
+def fetched_weight_bytes(
+    *,
+    dense_bytes: Quantity,
+    dense_share: Quantity,
+    expert_bytes: Quantity,
+    expert_share: Quantity,
+    hit_ratio: Quantity,
+) -> Quantity:
+    """Return the bytes of weights that one pass fetches: its experts less those it finds cached.
+
+    ``expert_bytes`` are those of the experts that the pass visits; ``expert_share`` is 0 when all
+    experts are on the device, else 1.
+    """
+    return dense_bytes * dense_share + expert_bytes * expert_share * (1 - hit_ratio)
+
+
+@equation(
+    "h = c^(1 - z)",
+    unit="",
+    symbols={"cached_share": "c", "skew_ratio": "z"},
+    source=MOE_CACHE + "; cached experts are the most visited of a power law of skew z",
+)
+def expert_hit_ratio(*, cached_share: Quantity, skew_ratio: Quantity) -> Quantity:
+    """Return how often a visited expert is on the device that caches a share of all experts.
+
+    Without skew it is the share itself; the more some experts are visited, the more often.
+    """
+    return cached_share ** (1 - skew_ratio)
+
+
+@equation(
+    "a_e = min(1, a · (D + E) / E), a_d = (a · (D + E) - a_e · E) / D",
+    unit="",
+    symbols={"away_share": "a", "dense_bytes": "D", "expert_bytes": "E"},
+    source="experts leave the device first: a token visits few of them",
+)
+def dense_away_share(
+    *, away_share: Quantity, dense_bytes: Quantity, expert_bytes: Quantity
+) -> Quantity:
+    """Return the share of the dense weights that is away once all experts are."""
+    away = away_share * (dense_bytes + expert_bytes)
+    return maximum(0.0, away - expert_bytes) / dense_bytes
+
+
+@equation(
+    "B = 2 · W / (2 · L) · a",
+    unit="B",
+    symbols={"weight_bytes": "W", "num_layers": "L", "away_share": "a"},
+    source=FLEXGEN
+    + ": half a layer, attention or feed-forward, works while the next half is loaded",
+)
+def double_buffer_bytes(
+    *, weight_bytes: Quantity, num_layers: Quantity, away_share: Quantity
+) -> Quantity:
+    """Return the device memory into which streamed layers are loaded in turn."""
+    return 2 * weight_bytes / (2 * num_layers) * away_share
+
+
+@equation(
+    "t = k · t_batch",
+    unit="s",
+    symbols={"batches": "k", "batch_s": "t_batch"},
+    source=FLEXGEN + ": a layer serves every batch of the block before the next is loaded",
+)
+def block_seconds(*, batches: Quantity, batch_s: Quantity) -> Quantity:
+    """Return the seconds of all micro-batches that one load of the weights serves."""
+    return batches * batch_s
