@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.search import speed
+from planner import speed
 
 
 def test_the_bench_shows_a_rate_and_the_seconds_of_three_plans():

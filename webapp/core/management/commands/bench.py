@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import httpx
 from django.core.management.base import BaseCommand, CommandError
 
+from planner import speed
 from planner.api import estimate, plan
 from planner.specs.estimate import EstimateRequest
 from planner.specs.plan import PlanRequest
@@ -68,6 +69,11 @@ def replan() -> Iterator[Figure]:
     yield Figure("re-plan / one estimate", seconds / one, "ratio")
 
 
+def search() -> Iterator[Figure]:
+    """Measure how many strategies the search scores, and how long complete plans take."""
+    yield from (Figure(*row) for row in speed.figures())
+
+
 def start() -> Iterator[Figure]:
     """Measure `manage.py up` on an empty data folder, then on the same one again."""
     with tempfile.TemporaryDirectory(prefix="slipway-bench-") as data:
@@ -81,6 +87,7 @@ BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "import": planner_import,
     "estimate": estimates,
     "replan": replan,
+    "planner": search,
     "start": start,
 }
 
@@ -89,7 +96,7 @@ class Command(BaseCommand):
     """Run one bench or all of them."""
 
     requires_system_checks = ()
-    help = "Measure speed: import, estimate, replan, start. Without a name, all of them."
+    help = "Measure speed: import, estimate, replan, planner, start. Without a name, all of them."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Offer the names and a machine-readable form."""
