@@ -59,6 +59,16 @@ FORMAT_BY_QUANTIZATION: dict[str, tuple[Dtype, Dtype]] = {
 EIGHT_BIT_FLOATS = {"fp8", "nvfp4"}
 
 
+INFERENCE_OFFLOAD = {
+    "weights_cpu": 0.0,
+    "weights_disk": 0.0,
+    "kv_cpu": 0.0,
+    "kv_disk": 0.0,
+    "activations_cpu": 0.0,
+}
+TRAINING_OFFLOAD = {"optimizer": "none"}
+
+
 def resolve_model(model: str | ModelSpec | dict[str, Any]) -> ModelSpec:
     """Return the model of a request: by catalog id, by explicit fields, or from a config.
 
@@ -194,6 +204,19 @@ def refuse_uncovered(strategy: Strategy, *, training: bool = False) -> None:
         )
     if strategy.offload is not None:
         check_shares(strategy.offload)
+        _refuse_offload_of_the_other_kind(strategy.offload, training=training)
+
+
+def _refuse_offload_of_the_other_kind(offload: OffloadSpec, *, training: bool) -> None:
+    """Refuse shares that would change nothing: training moves states, inference tensors."""
+    for name, nothing in (INFERENCE_OFFLOAD if training else TRAINING_OFFLOAD).items():
+        if getattr(offload, name) != nothing:
+            where = "when training: give offload.optimizer" if training else "without training"
+            raise NotCoveredError(
+                f"offload.{name} is {getattr(offload, name)!r}: it is not costed {where}, "
+                "or leave it out",
+                f"strategy.offload.{name}",
+            )
 
 
 def _refuse_without_requests(request: EstimateRequest) -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from planner.errors import BadRequestError, NotPossibleError
-from tests.planner.asking import MIXTRAL, TINY, TRAIN, ask
+from planner.errors import BadRequestError, NotCoveredError, NotPossibleError
+from tests.planner.asking import GENERATE, MIXTRAL, SERVE, TINY, TRAIN, ask
 
 
 def test_the_answer_repeats_the_full_strategy():
@@ -93,3 +93,24 @@ def test_a_cluster_may_override_the_links_of_its_device():
     far = ask(cluster=slow, strategy=strategy).performance
 
     assert far.prefill_seconds > near.prefill_seconds
+
+
+@pytest.mark.parametrize(
+    "name", ["weights_cpu", "weights_disk", "kv_cpu", "kv_disk", "activations_cpu"]
+)
+def test_a_share_that_training_would_ignore_is_refused_by_name(name):
+    with pytest.raises(NotCoveredError, match=rf"offload\.{name} is 0.5: .* when training"):
+        ask(workload=TRAIN, devices=8, strategy={"offload": {name: 0.5}})
+
+
+@pytest.mark.parametrize("workload", [SERVE, GENERATE])
+def test_optimiser_states_are_not_moved_where_there_are_none(workload):
+    with pytest.raises(NotCoveredError, match=r"offload\.optimizer is 'cpu'"):
+        ask(workload=workload, strategy={"offload": {"optimizer": "cpu"}})
+
+
+def test_an_offload_that_moves_nothing_is_taken_everywhere():
+    nothing = {"offload": {"weights_cpu": 0.0, "optimizer": "none"}}
+
+    assert ask(workload=TRAIN, devices=8, strategy=nothing).strategy.offload is not None
+    assert ask(workload=GENERATE, strategy=nothing).fits
