@@ -18,6 +18,7 @@ from planner.cost.parameters import count_parameters
 from planner.errors import BadRequestError, PlannerError
 from planner.exports.registry import FORMATS, export, export_case
 from planner.factors import build_factors
+from planner.quality_page import quality_page
 from planner.specs.base import JsonObject
 from planner.specs.cluster import DeviceSpec
 from planner.specs.estimate import EstimateRequest
@@ -210,6 +211,12 @@ def run_accuracy(sink: TextIO) -> int:
     return OK
 
 
+def run_quality(sink: TextIO) -> int:
+    """Recompute the quality page and print it."""
+    sink.write(quality_page())
+    return OK
+
+
 def arguments() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="python -m planner", description=__doc__)
@@ -219,6 +226,7 @@ def arguments() -> argparse.ArgumentParser:
     commands.add_parser("inverse", help="how far one thing goes: a request with its question")
     calibrating = commands.add_parser("calibrate", help="fit factors to published measurements")
     calibrating.add_argument("what", nargs="?", choices=("speed", "quality"), default="speed")
+    commands.add_parser("quality", help="what compression costs, as the docs page")
     commands.add_parser("accuracy", help="predicted against published, as the docs page")
     exporter = commands.add_parser("export", help="a plan as another tool's arguments")
     exporter.add_argument("--format", required=True, choices=sorted(FORMATS))
@@ -239,6 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "plan": lambda: run_plan(sys.stdin, sys.stdout),
         "inverse": lambda: run_inverse(sys.stdin, sys.stdout),
         "accuracy": lambda: run_accuracy(sys.stdout),
+        "quality": lambda: run_quality(sys.stdout),
         "calibrate": lambda: run_calibrate(sys.stdout, chosen.what),
         "export": lambda: run_export(
             sys.stdin, sys.stdout, chosen.format, measure=chosen.measure, rank=chosen.rank
