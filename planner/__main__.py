@@ -9,6 +9,7 @@ from typing import TextIO, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from planner.accuracy import accuracy_page
+from planner.accuracy_sections import pictures
 from planner.api import estimate, inverse, plan
 from planner.catalog.devices import get_device, list_devices
 from planner.catalog.instances import Instance, get_instance, list_instances
@@ -17,7 +18,8 @@ from planner.catalog.quality_fit import build_quality
 from planner.cost.parameters import count_parameters
 from planner.errors import BadRequestError, PlannerError
 from planner.exports.registry import FORMATS, export, export_case
-from planner.factors import build_factors
+from planner.factors import build_factors, predictions
+from planner.left_out import written
 from planner.quality_page import quality_page
 from planner.specs.base import JsonObject
 from planner.specs.cluster import DeviceSpec
@@ -200,14 +202,24 @@ def table_line(row: JsonObject) -> str:
 
 def run_calibrate(sink: TextIO, what: str) -> int:
     """Fit the factors to the published measurements and print the factor file."""
+    if what == "left-out":
+        sink.write(written(predictions()[0]))
+        return OK
     built = build_quality() if what == "quality" else build_factors()
     sink.write(json.dumps(built, indent=1) + "\n")
     return OK
 
 
-def run_accuracy(sink: TextIO) -> int:
-    """Recompute the accuracy page and print it."""
-    sink.write(accuracy_page())
+def run_accuracy(sink: TextIO, picture: str | None = None) -> int:
+    """Recompute the accuracy page, or one of its pictures, and print it."""
+    if picture is None:
+        sink.write(accuracy_page())
+        return OK
+    drawn = pictures()
+    if picture not in drawn:
+        known = ", ".join(drawn)
+        raise BadRequestError(f"no picture {picture!r}: there are {known}", "picture")
+    sink.write(drawn[picture])
     return OK
 
 
@@ -225,9 +237,12 @@ def arguments() -> argparse.ArgumentParser:
     commands.add_parser("plan", help="one JSON request in, ranked plans out")
     commands.add_parser("inverse", help="how far one thing goes: a request with its question")
     calibrating = commands.add_parser("calibrate", help="fit factors to published measurements")
-    calibrating.add_argument("what", nargs="?", choices=("speed", "quality"), default="speed")
+    calibrating.add_argument(
+        "what", nargs="?", choices=("speed", "quality", "left-out"), default="speed"
+    )
     commands.add_parser("quality", help="what compression costs, as the docs page")
-    commands.add_parser("accuracy", help="predicted against published, as the docs page")
+    showing = commands.add_parser("accuracy", help="predicted against published, as a docs page")
+    showing.add_argument("--picture", help="one picture of the page, as an SVG")
     exporter = commands.add_parser("export", help="a plan as another tool's arguments")
     exporter.add_argument("--format", required=True, choices=sorted(FORMATS))
     exporter.add_argument("--measure", action="store_true", help="the script that checks it")
@@ -246,7 +261,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "estimate": lambda: run_estimate(sys.stdin, sys.stdout),
         "plan": lambda: run_plan(sys.stdin, sys.stdout),
         "inverse": lambda: run_inverse(sys.stdin, sys.stdout),
-        "accuracy": lambda: run_accuracy(sys.stdout),
+        "accuracy": lambda: run_accuracy(sys.stdout, chosen.picture),
         "quality": lambda: run_quality(sys.stdout),
         "calibrate": lambda: run_calibrate(sys.stdout, chosen.what),
         "export": lambda: run_export(

@@ -21,6 +21,7 @@ INTER_NODE_BYTES_PER_S = {"dlperf-v100": 1.5e9, "bigscience-tr11": 6.25e9, "inte
 SAME_SHAPE = {"OpenBuddy/openbuddy-zephyr-7b-v14.1": "mistralai/Mistral-7B-v0.1"}
 FUSED_NORMS = "RMS kernel"
 FP32_GRADIENTS = "fp32 gradient accumulation"
+ZERO_GROUP = re.compile(r"zero1=(\d+)")
 ATTENTION_ALONE = (
     "LoRA on: query,value;",
     "LoRA on q,v",
@@ -182,6 +183,9 @@ def _noted(row: Row) -> JsonObject:
         found["fused_norms"] = FUSED_NORMS in row["kernel"]
     if FP32_GRADIENTS in row["notes"]:
         found["gradient_dtype"] = "fp32"
+    group = ZERO_GROUP.search(row["notes"])
+    if group and int(group.group(1)) < int(row["dp"] or 1):
+        found["zero_shard_size"] = int(group.group(1))
     return found
 
 

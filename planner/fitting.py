@@ -49,6 +49,7 @@ class MemoryCase:
     ``measured_bytes`` is zero for rows that only say whether the setting ran.
     """
 
+    row_id: str
     engine: str
     source: str
     group: str
@@ -93,6 +94,7 @@ def memory_case(row: Row) -> MemoryCase:
             changed = {**zero, name: 1.0}
         slopes.append(stage_peaks(neutral(setting, **changed)) - base)
     return MemoryCase(
+        row_id=row["row_id"],
         engine=row["engine"],
         source=row["source_id"],
         group=f"{row['source_id']}/{row['model']}",

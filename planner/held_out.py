@@ -1,15 +1,32 @@
 """How far predictions are off on rows that were left out of the fit, for the factor file."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from planner.fitting import Columns, MemoryCase, fit_memory
-from planner.serving_factors import fold_of, group_of, held_out, serving_cases
+from planner.fitting import Columns, MemoryCase
+from planner.left_out import (
+    LeftOut,
+    is_covered,
+    left_out_peaks,
+    left_out_serving,
+    left_out_steps,
+    model_of,
+    source_of,
+)
+from planner.serving_factors import SEEN, UNSEEN
 from planner.specs.base import JsonObject
-from planner.step_fitting import StepCase, fit_step
+from planner.specs.estimate import ErrorClass
+from planner.step_fitting import StepCase
 
 P90 = 0.9
+# What "left out" means for each class of figure.
+PARTS: dict[tuple[str, ErrorClass], str] = {
+    ("training", SEEN): "unseen model",
+    ("training", UNSEEN): "unseen source",
+    ("time", SEEN): "unseen sweep",
+    ("time", UNSEEN): "unseen pair",
+}
 
 
 def summary(errors: Iterable[float] | Columns) -> JsonObject:
@@ -28,74 +45,49 @@ def rightness(verdicts: Sequence[bool]) -> JsonObject:
     return {"n": len(verdicts), "right": round(float(np.mean(verdicts)), 4)}
 
 
-def unseen_sources(cases: Sequence[StepCase]) -> dict[str, list[float]]:
-    """Return the errors of each source's runs, fitted to the runs of all other sources alone."""
-    found = {}
-    for source in sorted({case.source for case in cases}):
-        rest = [case for case in cases if case.source != source]
-        prior = fit_step([case for case in rest if not case.runs_ahead])
-        errors = []
-        for engine in sorted({case.engine for case in cases if case.source == source}):
-            factors = fit_step([case for case in rest if case.engine == engine], prior)
-            errors += [c.error(factors) for c in cases if (c.source, c.engine) == (source, engine)]
-        found[source] = errors
+def title_of(row: LeftOut) -> str:
+    """Return what a row is reported under: its figure, and what was left out.
+
+    >>> title_of(LeftOut("training step", "same family", "", "", "", "", 1.0, 1.0))
+    'training step, unseen model'
+    """
+    return f"{row.figure}, {PARTS[row.figure.split()[0], row.error_class]}"
+
+
+def groups_of(rows: Sequence[LeftOut]) -> dict[str, list[LeftOut]]:
+    """Return rows by what they are reported under, in their own order."""
+    found: dict[str, list[LeftOut]] = {}
+    for row in rows:
+        found.setdefault(title_of(row), []).append(row)
     return found
 
 
-def model_of(case: MemoryCase) -> str:
-    """Return what a memory row belongs to when models are left out."""
-    return case.group
+def coverage(rows: Sequence[LeftOut]) -> float:
+    """Return the share of rows inside intervals that were learnt from other parts."""
+    return round(float(np.mean([is_covered(row, rows) for row in rows])), 4)
 
 
-def source_of(case: MemoryCase) -> str:
-    """Return what a memory row belongs to when sources are left out."""
-    return case.source
+def left_out_rows(
+    memory: Sequence[MemoryCase], steps: Sequence[StepCase]
+) -> tuple[list[LeftOut], dict[str, list[bool]]]:
+    """Return every prediction of a left-out row, and whether each verdict was right."""
+    rows: list[LeftOut] = []
+    verdicts = {}
+    both: tuple[tuple[ErrorClass, str], ...] = ((SEEN, "model"), (UNSEEN, "source"))
+    for error_class, what in both:
+        part = model_of if error_class == SEEN else source_of
+        peaks, right = left_out_peaks(memory, part, error_class)
+        rows += [*left_out_steps(steps, part, error_class), *peaks]
+        verdicts[f"training verdict, unseen {what}"] = right
+    return rows + left_out_serving(), verdicts
 
 
-def unseen_memory(
-    cases: Sequence[MemoryCase], part_of: Callable[[MemoryCase], str] = model_of
-) -> tuple[list[float], list[bool]]:
-    """Return errors of peaks and rightness of verdicts, each part left out in its turn.
-
-    A part of which its engine has no other row says nothing about unseen models: it counts
-    where sources are left out, and is predicted from the prior alone.
-    """
-    errors, verdicts = [], []
-    for engine in sorted({case.engine for case in cases}):
-        own = [case for case in cases if case.engine == engine]
-        for part in sorted({part_of(case) for case in own}):
-            rest = [case for case in own if part_of(case) != part]
-            if not rest and part_of is model_of:
-                continue
-            factors = fit_memory(rest)
-            for case in (case for case in own if part_of(case) == part):
-                peak = case.peak_bytes(factors)
-                if case.measured_bytes:
-                    errors.append(peak / case.measured_bytes - 1)
-                else:
-                    verdicts.append((peak <= case.usable_bytes) == case.ran)
-    return errors, verdicts
-
-
-def report(
-    memory: Sequence[MemoryCase], steps: Sequence[StepCase], unseen_models: Sequence[float]
-) -> JsonObject:
-    """Return the held-out errors of training memory, training steps and serving."""
-    peaks, verdicts = unseen_memory(memory)
-    far_peaks, far_verdicts = unseen_memory(memory, source_of)
-    sources = unseen_sources(steps)
-    sweeps, pairs = (held_out(serving_cases(), part) for part in (fold_of, group_of))
-    return {
-        "training peak, unseen model": summary(peaks),
-        "training peak, unseen source": summary(far_peaks),
-        "training verdict, unseen model": rightness(verdicts),
-        "training verdict, unseen source": rightness(far_verdicts),
-        "training step, unseen model": summary(unseen_models),
-        "training step, unseen source": summary(
-            error for errors in sources.values() for error in errors
-        ),
-        "time per output token, unseen sweep": summary(sweeps[0]),
-        "time to first token, unseen sweep": summary(sweeps[1]),
-        "time per output token, unseen pair": summary(pairs[0]),
-        "time to first token, unseen pair": summary(pairs[1]),
-    }
+def report(rows: Sequence[LeftOut], verdicts: dict[str, list[bool]]) -> JsonObject:
+    """Return errors and coverage of left-out rows by what they are reported under."""
+    found: JsonObject = {}
+    for title, group in sorted(groups_of(rows).items()):
+        found[title] = {
+            **summary(row.error for row in group),
+            "covered": coverage(group),
+        }
+    return found | {title: rightness(right) for title, right in sorted(verdicts.items())}

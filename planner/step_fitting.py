@@ -65,6 +65,7 @@ class StepCase:
     ``runs_ahead`` says that issuing operators hides behind the work that they start.
     """
 
+    row_id: str
     engine: str
     architecture: str
     source: str
@@ -104,6 +105,7 @@ def step_case(row: Row) -> StepCase:
         outcome = train(with_factors(setting, alone), setting.workload, Ledger())
         seconds.append(outcome.performance.step_seconds or 0.0)
     return StepCase(
+        row_id=row["row_id"],
         engine=row["engine"],
         architecture=setting.device.architecture,
         source=row["source_id"],

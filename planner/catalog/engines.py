@@ -63,9 +63,9 @@ class Engine(Spec):
     quantised_activation_ratio: float = 1.0
     loss_ratio: float = 1.0
     score_ratio: float = 1.0
-    memory_spread: float | None = None
+    memory_spreads: dict[str, float] = Field(default_factory=dict)
     training_factors: dict[str, dict[str, float]] = Field(default_factory=dict)
-    step_spread: float | None = None
+    step_spreads: dict[str, float] = Field(default_factory=dict)
     serving_factors: dict[str, dict[str, float]] = Field(default_factory=dict)
     arrival_factors: dict[str, dict[str, float]] = Field(default_factory=dict)
     tpot_spreads: dict[str, float] = Field(default_factory=dict)

@@ -93,18 +93,25 @@ def _serving_spreads(
 def _time_spread(setting: Setting, error_class: ErrorClass) -> float:
     """Return the log spread of a time: what held-out runs of the engine left, if any."""
     training = isinstance(setting.workload, TrainWorkload)
-    if training and setting.engine.step_spread is not None:
-        return setting.engine.step_spread
+    if training and setting.engine.step_spreads:
+        seen = setting.device.architecture in setting.engine.training_factors
+        return _left_out(setting.engine.step_spreads, seen=seen)
     if not training and setting.engine.stream_spread is not None and not setting.is_measured:
         return setting.engine.stream_spread
     return TIME_SPREAD[error_class]
 
 
+def _left_out(spreads: Mapping[str, float], *, seen: bool) -> float:
+    """Return what was left of rows like this one: of a seen engine, else of an unseen source."""
+    unseen = spreads["datasheet only"]
+    return spreads.get("same family", unseen) if seen else unseen
+
+
 def _memory_spread(setting: Setting, error_class: ErrorClass) -> float:
     """Return the log spread of a peak: what held-out measurements of the engine left, if any."""
-    fitted = setting.engine.memory_spread
-    if fitted is not None and isinstance(setting.workload, TrainWorkload):
-        return fitted
+    fitted = setting.engine.memory_spreads
+    if fitted and isinstance(setting.workload, TrainWorkload):
+        return _left_out(fitted, seen=True)
     return MEMORY_SPREAD[error_class]
 
 

@@ -22,6 +22,9 @@ REDUCES_PER_BLOCK = 2
 # The share of a data-parallel exchange that the backward pass hides.
 OVERLAP = 0.8
 BACKWARD_SHARE = 2 / 3
+# Gradients leave in buckets: PyTorch's are of 25 MB, Megatron's of 40 million elements and
+# DeepSpeed's of 500 million.
+BUCKET_BYTES = 200e6
 FULL_SHARDING = 3  # the ZeRO stage that also splits the weights
 # Dispatch and combine, once forward and once backward.
 EXPERT_EXCHANGES = 2
@@ -168,6 +171,15 @@ class Exchange:
             tax_ratio=PROCESSOR_TAX,
         )
 
+    def _hops(self, gradient_bytes: float) -> float:
+        """Return the steps of reducing to shards, bucket by bucket around the ring.
+
+        Whole gradients are reduced over trees, in few steps.
+        """
+        layout = self.setting.layout
+        buckets = maximum(1.0, gradient_bytes / BUCKET_BYTES)
+        return where(layout.zero_stage > 0, buckets * layout.shard_ranks, 1.0)
+
     def _gradients(self, gradient_bytes: float, link: float) -> float:
         """Cost reducing the gradients within a group of shards, then between the replicas."""
         setting, layout = self.setting, self.setting.layout
@@ -177,7 +189,7 @@ class Exchange:
             payload_bytes=gradient_bytes,
             ranks=layout.shard_ranks,
             link_bytes_per_s=link,
-            latency_s=self.rates.latency_s,
+            latency_s=self.rates.latency_s * self._hops(gradient_bytes),
         )
         if any_of(layout.replicas > 1):
             seconds = seconds + self.ledger.term(

@@ -6,7 +6,7 @@ import pytest
 from planner.catalog.engines import calibration_name, fitted_factors, get_engine
 from planner.catalog.reading import data_json
 from planner.evidence import digest, model_of, number, table, training_request, usable
-from planner.factors import INPUTS, by_engine, held_out, memory_factors, spread_of
+from planner.factors import INPUTS, by_engine, memory_factors
 from planner.fitting import (
     MEMORY_FACTORS,
     descend,
@@ -127,29 +127,6 @@ def test_descending_finds_the_least_of_a_bowl():
     )
 
     assert bowl == pytest.approx([3.0, 0.5], abs=0.02)
-
-
-def test_a_held_out_row_is_predicted_without_its_models_rows():
-    cases = [memory_case(row) for row in memory_rows("litgpt")[:8]]
-    groups = {case.group for case in cases}
-    pairs = held_out(cases)
-
-    assert len(groups) > 1
-    assert len(pairs) == len(cases)
-    assert len({tuple(factors) for _, factors in pairs}) > 1
-
-
-def test_the_spread_covers_four_of_five_held_out_peaks():
-    cases = [memory_case(row) for row in memory_rows("litgpt")]
-    pairs = held_out(cases)
-    reach = np.exp(1.2816 * spread_of(pairs))
-    inside = [1 / reach <= c.peak_bytes(f) / c.measured_bytes <= reach for c, f in pairs]
-
-    assert 0.75 <= np.mean(inside) <= 0.85
-
-
-def test_too_few_rows_give_no_spread():
-    assert spread_of([]) is None
 
 
 def test_cases_are_grouped_by_engine():

@@ -63,7 +63,7 @@ def case(seconds, measured, *, runs_ahead=False):
     own = np.zeros(len(PARTS))
     for part, value in seconds.items():
         own[PARTS.index(part)] = value
-    return StepCase("e", "ampere", "s", "s/m", own, runs_ahead, measured)
+    return StepCase("r", "e", "ampere", "s", "s/m", own, runs_ahead, measured)
 
 
 def test_issuing_operators_hides_behind_work_where_kernels_run_ahead():
@@ -183,7 +183,7 @@ def test_context_parallel_ranks_share_the_tokens_and_the_devices():
 
     kept = split.memory.breakdown_bytes["activations"]
     assert kept == pytest.approx(alone.memory.breakdown_bytes["activations"] / 8, rel=1e-6)
-    assert split.performance.step_seconds < alone.performance.step_seconds / 3
+    assert split.performance.step_seconds < alone.performance.step_seconds / 2.5
 
 
 def test_selective_recomputation_costs_less_than_full():

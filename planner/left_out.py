@@ -1,0 +1,214 @@
+"""Predictions of rows that their factors never saw: whole models, sources, sweeps or pairs.
+
+Everything that the accuracy page says of foresight comes from these: errors, the share of rows
+inside their intervals, the choice of layouts and the pictures.
+"""
+
+import csv
+import io
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, fields
+from functools import cache, partial
+
+import numpy as np
+
+from planner.evidence import FOLDER, SUPERSEDED
+from planner.fitting import Columns, MemoryCase, fit_memory
+from planner.serving_factors import SEEN, UNSEEN, fold_of, group_of, held_out, serving_cases
+from planner.specs.estimate import ErrorClass
+from planner.step_fitting import StepCase, fit_step
+
+STEP, PEAK = "training step", "training peak"
+TPOT, TTFT = "time per output token", "time to first token"
+TABLE = "left_out.csv"
+COVERED = 0.8
+Z_80 = 1.2816
+MIN_ROWS = 10
+DIGITS = 4
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """One measured figure, and what was predicted without the part that it belongs to."""
+
+    figure: str
+    error_class: ErrorClass
+    row_id: str
+    engine: str
+    source: str
+    part: str
+    measured: float
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """Return the relative error."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def distance(self) -> float:
+        """Return how far apart the two are, as the absolute log of their ratio."""
+        return abs(math.log(self.predicted / self.measured))
+
+
+def model_of(case: MemoryCase | StepCase) -> str:
+    """Return what a row belongs to when models are left out."""
+    return case.group
+
+
+def source_of(case: MemoryCase | StepCase) -> str:
+    """Return what a row belongs to when sources are left out."""
+    return case.source
+
+
+def pooled(cases: Sequence[StepCase]) -> Columns:
+    """Return the factors that the engines of these runs have in common."""
+    return fit_step([case for case in cases if not case.runs_ahead])
+
+
+def current(cases: Sequence[StepCase]) -> list[StepCase]:
+    """Return the runs of the newest code of an engine, or all where there is none newer."""
+    newest = [case for case in cases if case.source not in SUPERSEDED]
+    return newest or list(cases)
+
+
+def fitted_step(cases: Sequence[StepCase], engine: str, architecture: str) -> Columns:
+    """Return an engine's factors on a chip family: its own runs there, shrunk step by step.
+
+    From the physics to what engines have in common, to the engine, to its chip family.
+    """
+    own = [case for case in cases if case.engine == engine]
+    whole = fit_step(current(own), pooled(cases))
+    here = [case for case in own if case.architecture == architecture]
+    return fit_step(current(here), whole)
+
+
+def left_out_steps(
+    cases: Sequence[StepCase], part_of: Callable[[StepCase], str], error_class: ErrorClass
+) -> list[LeftOut]:
+    """Return every run, predicted without its part.
+
+    A part without which its engine has no run says nothing about seen engines: it counts where
+    sources are left out.
+    """
+    found = []
+    for part in sorted({part_of(case) for case in cases}):
+        rest = [case for case in cases if part_of(case) != part]
+        known = {case.engine for case in rest}
+        factors = cache(partial(fitted_step, rest))
+        for case in (case for case in cases if part_of(case) == part):
+            if error_class == SEEN and case.engine not in known:
+                continue
+            seconds = case.step_s(factors(case.engine, case.architecture))
+            found.append(_row(STEP, error_class, case, part, case.measured_s, seconds))
+    return found
+
+
+def left_out_peaks(
+    cases: Sequence[MemoryCase], part_of: Callable[[MemoryCase], str], error_class: ErrorClass
+) -> tuple[list[LeftOut], list[bool]]:
+    """Return every peak, predicted without its part, and whether each verdict was right."""
+    found, verdicts = [], []
+    for engine in sorted({case.engine for case in cases}):
+        own = [case for case in cases if case.engine == engine]
+        for part in sorted({part_of(case) for case in own}):
+            rest = [case for case in own if part_of(case) != part]
+            if not rest and error_class == SEEN:
+                continue
+            factors = fit_memory(rest)
+            for case in (case for case in own if part_of(case) == part):
+                peak = case.peak_bytes(factors)
+                if case.measured_bytes:
+                    found.append(_row(PEAK, error_class, case, part, case.measured_bytes, peak))
+                else:
+                    verdicts.append((peak <= case.usable_bytes) == case.ran)
+    return found, verdicts
+
+
+def _row(
+    figure: str,
+    error_class: ErrorClass,
+    case: MemoryCase | StepCase,
+    part: str,
+    measured: float,
+    predicted: float,
+) -> LeftOut:
+    return LeftOut(
+        figure,
+        error_class,
+        case.row_id,
+        case.engine,
+        case.source,
+        part,
+        measured,
+        float(f"{predicted:.{DIGITS}g}"),
+    )
+
+
+def left_out_serving() -> list[LeftOut]:
+    """Return both times of every serving point, predicted without its sweeps or its pair."""
+    found = []
+    for error_class, part_of in ((SEEN, fold_of), (UNSEEN, group_of)):
+        tpots, ttfts, order = held_out(serving_cases(), part_of)
+        for figure, errors in ((TPOT, tpots), (TTFT, ttfts)):
+            for error, case in zip(errors, order, strict=True):
+                measured = case.tpot_s if figure == TPOT else case.ttft_s
+                guess = float(f"{measured * (1 + error):.{DIGITS}g}")
+                place = part_of(case)
+                found.append(
+                    LeftOut(
+                        figure, error_class, "", case.engine, case.group, place, measured, guess
+                    )
+                )
+    return found
+
+
+def spread_of(rows: Sequence[LeftOut]) -> float:
+    """Return the log spread whose 80 % interval covers four of five of these rows."""
+    return float(np.quantile([row.distance for row in rows], COVERED)) / Z_80
+
+
+def alike(row: LeftOut, rows: Sequence[LeftOut]) -> list[LeftOut]:
+    """Return the rows that an interval is learnt from: the engine's where it has enough."""
+    same = [o for o in rows if (o.figure, o.error_class) == (row.figure, row.error_class)]
+    if row.error_class == UNSEEN:
+        return same
+    own = [other for other in same if other.engine == row.engine]
+    return own if len(own) >= MIN_ROWS else same
+
+
+def is_covered(row: LeftOut, rows: Sequence[LeftOut]) -> bool:
+    """Return whether a row lies inside an 80 % interval whose width its part had no say in."""
+    others = [other for other in alike(row, rows) if other.part != row.part]
+    others = others or [other for other in rows if other.part != row.part]
+    return row.distance <= Z_80 * spread_of(others)
+
+
+def written(rows: Sequence[LeftOut]) -> str:
+    """Return rows as the text of a table."""
+    sink = io.StringIO()
+    writer = csv.writer(sink, lineterminator="\n")
+    writer.writerow(field.name for field in fields(LeftOut))
+    writer.writerows(astuple(row) for row in rows)
+    return sink.getvalue()
+
+
+@cache
+def kept_rows() -> tuple[LeftOut, ...]:
+    """Return the predictions that the last calibration wrote down."""
+    with (FOLDER / TABLE).open(encoding="utf-8", newline="") as file:
+        rows = tuple(csv.DictReader(file))
+    return tuple(
+        LeftOut(
+            figure=row["figure"],
+            error_class=SEEN if row["error_class"] == SEEN else UNSEEN,
+            row_id=row["row_id"],
+            engine=row["engine"],
+            source=row["source"],
+            part=row["part"],
+            measured=float(row["measured"]),
+            predicted=float(row["predicted"]),
+        )
+        for row in rows
+    )
