@@ -1,0 +1,298 @@
+"""What a script is told of a plan, for every kind of person and for input that is not right."""
+
+import pytest
+from django.test import Client
+
+from planner.catalog.instances import list_instances
+from tests.webapp.conftest import client_of
+from webapp.accounts.models import Membership
+from webapp.modelhub.demo import demo_config
+from webapp.modelhub.models import TeamModel
+from webapp.plans.models import Plan
+from webapp.plans.planning import current_answer
+from webapp.wizard.defaults import demo_draft, serve_draft
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+PROBLEM = "application/problem+json"
+PATHS = ("exports", "exports/vllm", "limits/longest_context")
+QUESTIONS = {
+    "longest_context",
+    "largest_batch",
+    "most_users",
+    "longest_sequence",
+    "largest_model",
+    "fewest_devices",
+    "cheapest_instance",
+}
+
+
+@pytest.fixture
+def served(team, alice, host) -> Plan:
+    draft = serve_draft(host)
+    draft["model"] = {"source": "demo", "catalog_id": "meta-llama/Llama-3.1-8B"}
+    return Plan.objects.create(team=team, owner=alice, name="serve", draft=draft)
+
+
+@pytest.fixture
+def training(team, alice, host) -> Plan:
+    return Plan.objects.create(team=team, owner=alice, name="train", draft=demo_draft(host))
+
+
+def get(user, plan, path: str):
+    return client_of(user).get(f"/api/v1/plans/{plan.pk}/{path}")
+
+
+def first_limit(user, plan, question: str) -> dict:
+    return get(user, plan, f"limits/{question}").json()["limits"][0]
+
+
+# Who may ask
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_whoever_only_reads_may_ask_a_colleagues_draft_everything(vera, bob, served, path):
+    answers = [get(user, served, path).status_code for user in (vera, bob)]
+
+    assert answers == [200, 200]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_without_a_session_one_is_told_how_to_come_in(client, served, path):
+    answer = client.get(f"/api/v1/plans/{served.pk}/{path}")
+
+    assert (answer.status_code, answer["Content-Type"]) == (401, PROBLEM)
+    assert "Log in" in answer.json()["detail"]
+
+
+def test_the_credential_of_a_host_opens_no_plan(served, credential):
+    with_credential = Client(headers={"Authorization": f"Bearer {credential}"})
+
+    answer = with_credential.get(f"/api/v1/plans/{served.pk}/exports")
+
+    assert (answer.status_code, answer.json()["code"]) == (401, "not_authenticated")
+
+
+def test_another_team_cannot_tell_a_foreign_plan_from_none(charlie, served):
+    foreign = get(charlie, served, "exports").json()
+    served.delete()
+
+    assert get(charlie, Plan(pk="01J0000000000000000000NONE"), "exports").json() == foreign
+
+
+def test_joining_the_team_opens_its_plans(charlie, team, served):
+    before = get(charlie, served, "exports").status_code
+    Membership.objects.create(user=charlie, team=team, role="viewer")
+
+    assert (before, get(charlie, served, "exports").status_code) == (404, 200)
+
+
+@pytest.mark.parametrize("method", ["post", "put", "delete", "patch"])
+def test_what_a_script_asks_it_can_only_read(alice, served, method):
+    answer = getattr(client_of(alice), method)(f"/api/v1/plans/{served.pk}/exports")
+
+    assert answer.status_code == 405
+    assert Plan.objects.filter(pk=served.pk).exists()
+
+
+# Exports
+
+
+def test_the_formats_of_a_fresh_draft_are_found_by_planning_it(alice, served):
+    assert not served.answer
+
+    get(alice, served, "exports")
+
+    served.refresh_from_db()
+    assert served.answer["plans"]
+    assert served.computed_at is not None
+
+
+def test_asking_twice_plans_once(alice, served):
+    get(alice, served, "exports")
+    first = Plan.objects.get(pk=served.pk).computed_at
+
+    get(alice, served, "exports/vllm")
+
+    assert Plan.objects.get(pk=served.pk).computed_at == first
+
+
+def test_every_listed_format_is_given_with_the_fields_of_the_list(alice, served):
+    for listed in get(alice, served, "exports").json()["formats"]:
+        single = get(alice, served, f"exports/{listed['key']}").json()
+
+        assert listed.items() <= single.items()
+        assert single["text"].strip()
+
+
+def test_a_script_and_the_page_get_the_same_file(alice, training):
+    by_script = get(alice, training, "exports/torchrun").json()
+    page = client_of(alice).get(f"/plans/{training.pk}/exports/torchrun/")
+
+    assert page.content.decode() == by_script["text"]
+    assert by_script["file_name"] in page["Content-Disposition"]
+
+
+def test_the_measuring_script_that_comes_with_an_export_is_python(alice, training):
+    measure = get(alice, training, "exports/accelerate").json()["measure"]
+
+    compile(measure, "measure.py", "exec")
+
+
+def test_a_training_plan_lists_no_server_and_a_serving_plan_no_trainer(alice, served, training):
+    serving, trains = (
+        {one["key"] for one in get(alice, plan, "exports").json()["formats"]}
+        for plan in (served, training)
+    )
+
+    assert "vllm" in serving - trains
+    assert "torchrun" in trains - serving
+
+
+@pytest.mark.parametrize("key", ["VLLM", "measure", "a%20b", "%3Cscript%3E", "vllm.sh"])
+def test_a_format_that_is_none_is_a_problem_that_lists_the_formats(alice, served, key):
+    answer = get(alice, served, f"exports/{key}")
+
+    assert (answer.status_code, answer["Content-Type"]) == (404, PROBLEM)
+    assert answer.json()["code"] == "no_export"
+    assert "choose among" in answer.json()["detail"]
+    assert "llama_cpp" in answer.json()["detail"]
+
+
+def test_where_nothing_fits_no_format_is_listed_and_each_says_why(alice, served):
+    current_answer(served)
+    served.answer["plans"] = []
+    served.save()
+
+    assert get(alice, served, "exports").json()["formats"] == []
+    detail = get(alice, served, "exports/vllm").json()["detail"]
+    assert detail == "Nothing fits this question, so that there is nothing to export."
+
+
+def test_a_plan_keeps_its_exports_when_its_host_is_gone(alice, served, host):
+    listed = get(alice, served, "exports").json()
+    host.delete()
+
+    assert get(alice, served, "exports").json() == listed
+    assert get(alice, served, "exports/vllm").status_code == 200
+
+
+def test_a_draft_whose_model_is_gone_is_refused_with_the_way_out(alice, team, served):
+    model = TeamModel.objects.create(team=team, name="mine", config=demo_config())
+    served.draft["model"] |= {"source": "team", "team_model": model.pk}
+    served.save()
+    model.delete()
+
+    answer = get(alice, served, "exports")
+
+    assert (answer.status_code, answer.json()["code"]) == (422, "draft")
+    assert answer.json()["detail"].endswith("Choose another.")
+
+
+# Limits
+
+
+def test_the_longest_context_of_a_small_model_is_what_it_can_read(alice, served):
+    short = {**demo_config(), "max_position_embeddings": 192}
+    served.draft["model"] = {"source": "config", "config": short}
+    served.save()
+
+    limit = first_limit(alice, served, "longest_context")
+
+    assert (limit["value"], limit["unit"]) == (192, "tokens")
+    assert limit["beyond"]["value"] > 192
+    assert "192" in limit["beyond"]["reason"]
+
+
+def test_one_user_more_than_the_most_breaks_a_limit_that_has_numbers(alice, served):
+    limit = first_limit(alice, served, "most_users")
+
+    beyond = limit["beyond"]
+    assert beyond["value"] == limit["value"] + 1
+    assert beyond["required"] > beyond["limit"]
+    assert limit["estimate"]["fits"] is True
+
+
+def test_a_tiny_model_needs_one_device_and_none_is_fewer(alice, served):
+    limit = first_limit(alice, served, "fewest_devices")
+
+    assert (limit["value"], limit["unit"]) == (1, "devices")
+
+
+def test_a_tiny_model_runs_on_the_cheapest_offer_that_stays(alice, training):
+    offers = [one for one in list_instances() if one.device and not one.is_spot]
+    cheapest = min(one.price_usd_per_hour for one in offers)
+
+    limit = first_limit(alice, training, "cheapest_instance")
+
+    assert (limit["value"], limit["unit"]) == (cheapest, "USD per hour")
+    assert limit["name"] in {one.id for one in offers if one.price_usd_per_hour == cheapest}
+
+
+def test_the_longest_sequence_is_asked_of_a_training_plan(alice, training):
+    limit = first_limit(alice, training, "longest_sequence")
+
+    assert limit["value"] == demo_config()["max_position_embeddings"]
+
+
+def test_a_limit_does_not_touch_the_plan(alice, served):
+    current_answer(served)
+    before = Plan.objects.values().get(pk=served.pk)
+
+    get(alice, served, "limits/most_users")
+
+    assert Plan.objects.values().get(pk=served.pk) == before
+
+
+@pytest.mark.parametrize("question", ["Most_users", "most-users", "%3Cb%3E", "0"])
+def test_a_question_that_is_none_is_refused_with_every_question_that_is_one(
+    alice, served, question
+):
+    answer = get(alice, served, f"limits/{question}")
+
+    assert (answer.status_code, answer["Content-Type"]) == (422, PROBLEM)
+    assert answer.json()["errors"][0]["field"] == "path.question"
+    assert all(f"'{one}'" in answer.json()["detail"] for one in QUESTIONS)
+
+
+@pytest.mark.parametrize("question", ["most_users", "longest_context"])
+def test_a_question_about_serving_is_refused_for_training_with_both_kinds(
+    alice, training, question
+):
+    answer = get(alice, training, f"limits/{question}")
+
+    assert (answer.status_code, answer.json()["code"]) == (422, "limit")
+    assert "about serve" in answer.json()["detail"]
+    assert answer.json()["detail"].endswith("workload.kind is train.")
+
+
+def test_a_limit_needs_the_host_that_an_export_does_not(alice, served, host):
+    get(alice, served, "exports")
+    host.delete()
+
+    answer = get(alice, served, "limits/most_users")
+
+    assert answer.status_code == 422
+    assert answer.json()["detail"] == ("This host is no longer part of your team. Choose another.")
+
+
+def test_a_stricter_wish_for_speed_leaves_room_for_no_more_users(alice, served):
+    found = []
+    for wish in ("none", "chat", "code"):  # no bound, 50 ms and 30 ms for each token
+        served.draft["goal"]["slo"] = wish
+        served.save()
+        found.append(first_limit(alice, served, "most_users")["value"])
+
+    assert found == sorted(found, reverse=True)
+    assert found[0] > found[-1]
+
+
+# What the schema says
+
+
+@pytest.mark.parametrize("path", ["exports", "exports/{key}", "limits/{question}"])
+def test_the_schema_names_the_refusals_of_each_question(alice, path):
+    schema = client_of(alice).get("/api/v1/openapi.json").json()
+
+    replies = schema["paths"][f"/api/v1/plans/{{plan_id}}/{path}"]["get"]["responses"]
+
+    assert {"200", "401", "404", "422"} <= set(replies)
