@@ -1,0 +1,176 @@
+"""Names that a shell, YAML or DNS could misread reach the tool as they are, or become harmless."""
+
+import json
+import os
+import re
+import string
+import subprocess
+from dataclasses import replace
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.exports.export import shell_lines, with_head
+from planner.exports.kubernetes import MAX_NAME, object_name
+from planner.exports.registry import export
+from planner.exports.yaml_text import yaml_text
+from tests.planner.exports.making import made, trained
+
+HOSTILE = [
+    "folder with spaces/model",
+    "it's/ours",
+    'say "hello"/model',
+    "a;touch taken",
+    "a|touch taken&",
+    "a`touch taken`",
+    "a\\b/c*?[x]",
+    "~/model",
+    "#no/comment",
+]
+# What a model's folder may be called, except what shells expand on purpose here.
+NAMES = st.text(
+    st.characters(min_codepoint=32, max_codepoint=0x2FFF, exclude_characters="$"), min_size=1
+)
+SHOWS = "#!/usr/bin/env python3\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n"
+DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+
+
+def started(tmp_path, text, tool):
+    """Return the words that a tool is started with when bash runs a script."""
+    stub = tmp_path / tool
+    stub.write_text(SHOWS)
+    stub.chmod(0o700)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euc", text],
+        env={"PATH": path, "HOME": "/nobody"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert not (tmp_path / "taken").exists()
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_models_name_reaches_vllm_as_one_word(tmp_path, name):
+    text = export("vllm", replace(made(), model=name)).text
+
+    words = started(tmp_path, text, "vllm")
+
+    assert words[:3] == ["serve", name, "--dtype"]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_models_name_reaches_a_training_script_in_its_environment(tmp_path, name):
+    text = export("torchrun", replace(trained(), model=name)).text
+    (tmp_path / "torchrun").write_text('#!/bin/sh\nprintf "%s" "$MODEL" > seen\n')
+    (tmp_path / "torchrun").chmod(0o700)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+
+    subprocess.run(["bash", "-euc", text], env={"PATH": path}, cwd=tmp_path, check=True)
+
+    assert (tmp_path / "seen").read_text() == name
+    assert not (tmp_path / "taken").exists()
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_draft_models_name_survives_json_inside_of_a_shell_word(tmp_path, name):
+    case = made(speculative={"draft_model": name, "tokens": 3})
+
+    words = started(tmp_path, export("vllm", case).text, "vllm")
+
+    setting = json.loads(words[words.index("--speculative-config") + 1])
+    assert (setting["model"], setting["num_speculative_tokens"]) == (name, 3)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_containers_get_a_models_name_without_a_shell(name):
+    case = replace(made(), model=name)
+
+    service = yaml.safe_load(export("compose", case).text)["services"]["serve"]
+    *_, deployment = yaml.safe_load_all(export("kubernetes", case).text)
+
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert service["command"][:3] == container["command"][:3] == ["vllm", "serve", name]
+
+
+@pytest.mark.parametrize("name", ["END", "x\nEND\ntouch taken"])
+def test_options_written_by_a_script_do_not_end_before_their_end(tmp_path, name):
+    case = made(engine="tensorrt_llm", speculative={"draft_model": name, "tokens": 3})
+
+    started(tmp_path, export("tensorrt_llm", case).text, "trtllm-serve")
+
+    written = yaml.safe_load((tmp_path / "trtllm-options.yaml").read_text())
+    kept = written["speculative_config"]["speculative_model_dir"]
+    assert kept.rstrip("\n") == name
+
+
+@settings(max_examples=100, deadline=None)
+@given(name=NAMES)
+def test_every_name_makes_a_label_that_dns_allows(name):
+    label = object_name(replace(made(), model=name))
+
+    assert DNS_LABEL.fullmatch(label)
+    assert len(label) <= MAX_NAME <= 63 - len("-0")
+
+
+def test_a_name_without_a_letter_that_dns_knows_is_called_plan():
+    assert object_name(replace(made(), model="org/???")) == "plan"
+
+
+def test_a_long_name_is_cut_and_still_names_its_model():
+    label = object_name(replace(made(), model="org/" + "long-" * 40))
+
+    assert label.startswith("long-long-")
+    assert len(label) == 52
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(string.printable, max_size=12),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(string.ascii_letters + " :#-'\"", min_size=1), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def has_blocks(value):
+    """Return whether a value has texts of several lines, which become blocks."""
+    if isinstance(value, dict):
+        return any(has_blocks(one) for one in (*value, *value.values()))
+    if isinstance(value, list):
+        return any(has_blocks(one) for one in value)
+    return isinstance(value, str) and any(end in value for end in "\n\r\x0b\x0c\x1c\x85")
+
+
+@settings(max_examples=120, deadline=None)
+@given(value=JSON.filter(lambda value: not has_blocks(value)))
+def test_any_plain_data_of_single_lines_survives_being_written_as_yaml(value):
+    assert yaml.safe_load(yaml_text(value)) == value
+
+
+@pytest.mark.parametrize(
+    "word", ["yes", "No", "ON", "off", "null", "~", "1e3", "0x10", "1:30", "2026-11-21", "=", "-"]
+)
+def test_a_word_that_yaml_has_a_meaning_for_stays_a_word(word):
+    assert yaml.safe_load(yaml_text({"key": word, word: 1})) == {"key": word, word: 1}
+
+
+@settings(max_examples=40, deadline=None)
+@given(words=st.lists(NAMES, min_size=1, max_size=8))
+def test_a_command_of_any_words_is_split_by_bash_into_the_same_words(words):
+    text = shell_lines(["printf", r"%s\0", *words])
+
+    done = subprocess.run(["bash", "-c", text], capture_output=True, check=True)
+
+    assert done.stdout.decode().split("\0")[:-1] == words
+
+
+def test_a_head_stands_below_a_shebang_and_above_anything_else():
+    assert with_head("#!/bin/sh\nrun\n", ["one"], "# ") == "#!/bin/sh\n# one\nrun\n"
+    assert with_head("run\n", ["one", "two"], "# ") == "# one\n# two\nrun\n"
