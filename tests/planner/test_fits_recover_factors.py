@@ -1,0 +1,294 @@
+"""Fits held against data whose factors are known, because the test made the data with them."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.decode_fitting import PARTS as STREAM_PARTS
+from planner.decode_fitting import StreamCase, fit_streams, fitted
+from planner.fitting import (
+    GIB,
+    MEMORY_FACTORS,
+    MemoryCase,
+    descend,
+    fit_memory,
+    memory_regret,
+)
+from planner.step_fitting import CEILINGS, FLOORS, PARTS, StepCase, fit_step, median_error
+
+PRIORS = np.array([prior for prior, _ in MEMORY_FACTORS.values()])
+ACTIVATIONS = list(MEMORY_FACTORS).index("activation_ratio")
+OVERHEAD = list(MEMORY_FACTORS).index("training_overhead_bytes")
+NAMES = list(MEMORY_FACTORS)
+
+
+def run_of(seconds, measured_s, *, runs_ahead=False, engine="one", source="a"):
+    parts = np.array([seconds.get(part, 0.0) for part in PARTS])
+    return StepCase(
+        row_id="row",
+        engine=engine,
+        architecture="hopper",
+        source=source,
+        group=f"{source}/model",
+        seconds=parts,
+        runs_ahead=runs_ahead,
+        measured_s=measured_s,
+    )
+
+
+def runs_with(truth, *, count=24, seed=7):
+    """Return runs whose parts are drawn at random and whose time is what the truth makes it."""
+    draw = np.random.default_rng(seed)
+    runs = []
+    for _ in range(count):
+        seconds = {part: float(draw.uniform(0.1, 2.0)) for part in truth}
+        measured = sum(seconds[part] * factor for part, factor in truth.items())
+        runs.append(run_of(seconds, measured))
+    return runs
+
+
+def part_of(factors, name):
+    return float(factors[PARTS.index(name)])
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        {"matmul": 1.3, "exchange": 2.0},
+        {"matmul": 0.8, "elementwise": 4.0, "tensor_parallel": 0.4},
+        {"matmul": 1.0, "update": 3.0},
+    ],
+)
+def test_a_fit_finds_the_factors_that_made_the_runs(truth):
+    found = fit_step(runs_with(truth))
+
+    assert {part: part_of(found, part) for part in truth} == pytest.approx(truth, rel=0.08)
+
+
+def test_a_part_that_no_run_has_keeps_its_prior():
+    found = fit_step(runs_with({"matmul": 1.4, "exchange": 2.0}))
+
+    untouched = [part_of(found, part) for part in PARTS if part not in {"matmul", "exchange"}]
+    assert untouched == [1.0] * len(untouched)
+
+
+def test_a_fit_to_exact_runs_leaves_nearly_no_error():
+    runs = runs_with({"matmul": 1.3, "exchange": 2.0, "pipeline": 0.5})
+
+    assert median_error(runs, fit_step(runs)) < 0.01 < median_error(runs, np.ones(len(PARTS)))
+
+
+def test_one_wild_run_does_not_steer_the_fit():
+    """Errors count as absolute log ratios: a run that is off a hundredfold weighs as log 100."""
+    truth = {"matmul": 1.3, "exchange": 2.0}
+    wild = run_of({"matmul": 1.0, "exchange": 1.0}, 330.0)
+
+    found = fit_step([*runs_with(truth), wild])
+
+    assert {part: part_of(found, part) for part in truth} == pytest.approx(truth, rel=0.1)
+
+
+def test_no_product_is_fitted_to_beat_its_peak():
+    """Half the time that the peak allows: the factor stops where a product runs at its peak."""
+    runs = [run_of({"matmul": seconds}, 0.5 * seconds) for seconds in (1.0, 2.0, 3.0, 5.0)]
+
+    assert part_of(fit_step(runs), "matmul") == FLOORS["matmul"] == 0.7
+
+
+@pytest.mark.parametrize("part", ["matmul", "attention", "exchange", "update"])
+def test_a_factor_stops_where_it_no_longer_describes_its_part(part):
+    runs = [run_of({part: seconds}, 50.0 * seconds) for seconds in (1.0, 2.0, 3.0, 5.0)]
+
+    assert part_of(fit_step(runs), part) == CEILINGS[part]
+
+
+@settings(max_examples=20, deadline=None)
+@given(prior=st.floats(0.8, 2.4))
+def test_without_runs_a_fit_is_its_prior(prior):
+    start = np.full(len(PARTS), prior)
+
+    assert fit_step([], start) is start
+
+
+def test_one_run_is_not_worth_leaving_the_prior_and_ten_are():
+    """Three times the update of 2 % of a step: an error of 4 %, or an unlikely factor."""
+    plain = [run_of({"matmul": 1.0}, 1.0)] * 20
+    telling = [run_of({"matmul": 1.0, "update": 0.02}, 1.06)]
+
+    few, many = fit_step(plain + telling), fit_step(plain + telling * 10)
+
+    assert part_of(few, "update") == 1.0
+    assert part_of(many, "update") == pytest.approx(3.0, abs=0.1)
+
+
+def test_issuing_hides_behind_work_only_where_an_engine_runs_ahead():
+    seconds = {"matmul": 3.0, "issue": 2.0, "exchange": 1.0}
+    ahead, waiting = (run_of(seconds, 1.0, runs_ahead=flag) for flag in (True, False))
+
+    times = [run.step_s(np.ones(len(PARTS))) for run in (ahead, waiting)]
+
+    assert times == [4.0, 6.0]
+
+
+def test_issuing_that_takes_longer_than_the_work_is_what_a_step_waits_for():
+    run = run_of({"matmul": 1.0, "issue": 5.0, "exchange": 1.0}, 1.0, runs_ahead=True)
+
+    assert run.step_s(np.ones(len(PARTS))) == 6.0
+
+
+def peak_of(slopes, measured, *, base=8 * GIB, source="a", engine="one", usable=80 * GIB):
+    return MemoryCase(
+        row_id="row",
+        engine=engine,
+        source=source,
+        group=f"{source}/model",
+        base_bytes=np.array([base]),
+        slopes=np.array([[slopes.get(name, 0.0) for name in NAMES]]),
+        usable_bytes=usable,
+        measured_bytes=measured,
+    )
+
+
+def peaks_with(**truth):
+    """Return eighteen peaks of random sizes whose overhead and activations obey the truth."""
+    draw = np.random.default_rng(3)
+    cases = []
+    for _ in range(18):
+        slopes = {name: float(draw.uniform(1, 30)) * GIB for name in truth}
+        if "training_overhead_bytes" in slopes:
+            slopes["training_overhead_bytes"] = 1.0
+        measured = 8 * GIB + sum(slopes[name] * factor for name, factor in truth.items())
+        cases.append(peak_of(slopes, measured))
+    return cases
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        {"training_overhead_bytes": 5 * GIB, "activation_ratio": 1.5},
+        {"activation_ratio": 0.6, "loss_ratio": 2.0},
+        {"training_overhead_bytes": 0.0, "activation_ratio": 2.0},
+    ],
+)
+def test_a_fit_finds_the_memory_factors_that_made_the_peaks(truth):
+    found = dict(zip(NAMES, fit_memory(peaks_with(**truth)), strict=True))
+
+    for name, value in truth.items():
+        tolerance = 0.3 * GIB if name.endswith("_bytes") else 0.05
+        assert found[name] == pytest.approx(value, abs=tolerance)
+
+
+def test_a_memory_factor_that_no_peak_tells_about_keeps_its_prior():
+    found = fit_memory(peaks_with(activation_ratio=1.5))
+
+    assert [found[i] for i in range(len(NAMES)) if i != ACTIVATIONS] == [
+        PRIORS[i] for i in range(len(NAMES)) if i != ACTIVATIONS
+    ]
+
+
+def test_the_highest_stage_is_the_peak():
+    case = MemoryCase(
+        row_id="row",
+        engine="one",
+        source="a",
+        group="a/model",
+        base_bytes=np.array([10.0, 30.0, 20.0]),
+        slopes=np.array([[1.0] + [0.0] * 6, [0.0] * 7, [0.0, 2.0] + [0.0] * 5]),
+        usable_bytes=100.0,
+    )
+
+    heights = [case.peak_bytes(np.array([a, b] + [0.0] * 5)) for a, b in ((0, 0), (25, 0), (0, 9))]
+
+    assert heights == [30.0, 35.0, 38.0]
+
+
+def test_a_run_that_ran_bounds_its_memory_from_above():
+    """A setting that ran below its predicted peak is a wrong verdict: the fit lowers the peak."""
+    ran = [
+        peak_of({"activation_ratio": size * GIB}, 0.0, usable=(8 + 0.7 * size) * GIB)
+        for size in (20, 40, 60)
+    ]
+
+    found = fit_memory(ran)
+
+    assert found[ACTIVATIONS] <= 0.7 < PRIORS[ACTIVATIONS]
+    assert memory_regret(ran, found) < memory_regret(ran, PRIORS)
+
+
+def stream_of(linear, attention, *, engine="e", family="hopper", width="wide", measured=None):
+    truth = measured if measured is not None else 1.5 * linear + 3.0 * attention + 1e-4
+    return StreamCase(
+        engine=engine,
+        source="a",
+        device="d",
+        family=family,
+        kind="gpu",
+        group="decode",
+        width=width,
+        linear_s=linear,
+        attention_s=attention,
+        issue_s=0.0,
+        rest_s=1e-4,
+        runs_ahead=False,
+        measured_s=truth,
+    )
+
+
+def streams(**fields):
+    draw = np.random.default_rng(11)
+    pairs = draw.uniform(1e-3, 2e-2, (20, 2))
+    return [stream_of(float(one), float(two), **fields) for one, two in pairs]
+
+
+def test_a_fit_finds_what_products_and_caches_of_a_stream_reach():
+    found = dict(zip(STREAM_PARTS, fit_streams(streams()), strict=True))
+
+    assert found["linear"] == pytest.approx(1.5, rel=0.05)
+    assert found["attention"] == pytest.approx(3.0, rel=0.05)
+    assert (found["linear_8bit"], found["linear_4bit"], found["issue"]) == (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(("width", "name"), [("8bit", "linear_8bit"), ("4bit", "linear_4bit")])
+def test_narrow_weights_have_a_factor_beside_that_of_wide_ones(width, name):
+    """Wide products take 1.5 times the physics, narrow ones 2.5 times: 5/3 of the wide ones."""
+    seconds = [0.002 * count for count in range(1, 13)]
+    wide = [stream_of(each, 0.0) for each in seconds]
+    narrow = [stream_of(s, 0.0, width=width, measured=2.5 * s + 1e-4) for s in seconds]
+
+    found = dict(zip(STREAM_PARTS, fit_streams([*wide, *narrow]), strict=True))
+
+    assert found["linear"] == pytest.approx(1.5, rel=0.03)
+    assert found[name] == pytest.approx(5 / 3, rel=0.03)
+
+
+def test_an_engine_that_no_stream_is_of_keeps_the_physics():
+    target = stream_of(0.01, 0.01, engine="unheard of")
+
+    assert list(fitted(streams(), target)) == [1.0] * len(STREAM_PARTS)
+
+
+def test_a_family_that_no_stream_is_of_takes_its_engines_factors():
+    target = stream_of(0.01, 0.01, family="blackwell")
+
+    assert list(fitted(streams(), target)) == list(fit_streams(streams()))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    least=st.lists(st.floats(-3, 3), min_size=2, max_size=4),
+    floor=st.floats(-1, 0),
+    ceiling=st.floats(0.5, 1.5),
+)
+def test_a_descent_stays_in_its_bounds_and_ends_no_higher_than_it_began(least, floor, ceiling):
+    target = np.array(least)
+    start = np.full(len(least), 0.25)
+
+    def height(x):
+        return float(np.abs(x - target).sum())
+
+    found = descend(height, start, np.full(len(least), 0.5), floor, ceiling)
+
+    assert np.all((found >= floor) & (found <= ceiling))
+    assert found == pytest.approx(np.clip(target, floor, ceiling), abs=0.03)
+    assert height(found) <= height(start)
