@@ -1,0 +1,237 @@
+"""Who gets in, where they land, and how soon a change of role is felt."""
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from tests.webapp.conftest import client_of, make_job
+from webapp.accounts.models import Membership, Role
+from webapp.accounts.roles import SESSION_KEY
+from webapp.accounts.services import member_add
+from webapp.modelhub.models import TeamModel
+from webapp.plans.models import Plan
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+PASSWORD = "correct horse"
+
+
+@pytest.fixture
+def known() -> User:
+    return User.objects.create_user("dora", password=PASSWORD)
+
+
+def log_in(client: Client, name: str = "dora", password: str = PASSWORD, after: str = ""):
+    query = {"next": after} if after else {}
+    data = {"username": name, "password": password, **query}
+    return client.post("/login/", data, query_params=query)
+
+
+def is_in(client: Client) -> bool:
+    return client.get("/docs/").status_code == 200
+
+
+# Logging in
+
+
+def test_logging_in_leads_to_the_page_that_was_asked_for(client, known):
+    door = client.get("/jobs/?page=2")["Location"]
+
+    answer = client.post(door, {"username": "dora", "password": PASSWORD})
+
+    assert answer["Location"] == "/jobs/?page=2"
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "https://elsewhere.example/",
+        "//elsewhere.example/",
+        "///elsewhere.example",
+        "javascript:alert(1)",
+        "http:elsewhere.example",
+    ],
+)
+def test_logging_in_leads_to_no_other_site(client, known, after):
+    assert log_in(client, after=after)["Location"] == "/"
+
+
+def test_an_account_that_was_closed_does_not_open(client, known):
+    User.objects.filter(pk=known.pk).update(is_active=False)
+
+    answer = log_in(client)
+
+    assert answer.status_code == 200
+    assert "do not go together" in answer.content.decode()
+    assert not is_in(client)
+
+
+def test_closing_an_account_ends_its_open_session(client, known):
+    log_in(client)
+    before = is_in(client)
+    User.objects.filter(pk=known.pk).update(is_active=False)
+
+    assert (before, is_in(client)) == (True, False)
+
+
+def test_an_unknown_name_is_refused_in_the_words_of_a_wrong_password(client, known):
+    unknown = log_in(client, name="nobody").context["form"].non_field_errors()
+    wrong = log_in(client, password="wrong").context["form"].non_field_errors()
+
+    assert unknown == wrong
+    assert len(unknown) == 1
+
+
+@pytest.mark.parametrize("name", ["", "<b>dora</b>", "x" * 500, "dora\x00", "' OR 1=1 --"])
+def test_a_strange_name_opens_nothing_and_is_shown_as_text(client, known, name):
+    answer = log_in(client, name=name)
+
+    assert answer.status_code == 200
+    assert "<b>dora" not in answer.content.decode()
+    assert not is_in(client)
+
+
+def test_logging_in_gives_the_session_a_new_name(client, known):
+    client.get("/login/")
+    session = client.session
+    session["kept"] = 1
+    session.save()
+    before = session.session_key
+
+    log_in(client)
+
+    assert client.session.session_key != before
+
+
+def test_a_link_does_not_log_out(client, known):
+    log_in(client)
+
+    assert client.get("/logout/").status_code == 405
+    assert is_in(client)
+
+
+def test_a_new_password_ends_the_sessions_of_the_old_one(client, known):
+    log_in(client)
+    known.set_password("battery staple")
+    known.save()
+
+    assert not is_in(client)
+
+
+# Themes
+
+
+@pytest.mark.parametrize("after", ["//elsewhere.example", "javascript:alert(1)", "\\\\evil", ""])
+def test_a_theme_leads_back_to_our_pages_only(alice, after):
+    answer = client_of(alice).post("/theme/", {"theme": "light", "next": after})
+
+    assert answer["Location"] == "/"
+
+
+def test_a_theme_is_kept_for_a_year_by_whoever_is_not_logged_in(client, db):
+    cookie = client.post("/theme/", {"theme": "dark"}).cookies["theme"]
+
+    assert (cookie.value, cookie["max-age"]) == ("dark", 31_536_000)
+    assert cookie["samesite"] == "Lax"
+    assert 'data-theme="dark"' in client.get("/login/").content.decode()
+
+
+def test_a_theme_that_is_none_keeps_the_one_before(client, db):
+    client.post("/theme/", {"theme": "dark"})
+    client.post("/theme/", {"theme": "purple"})
+
+    assert client.cookies["theme"].value == "dark"
+
+
+# Roles
+
+
+def test_a_new_role_counts_from_the_next_request_on(vera, team):
+    client = client_of(vera)
+    before = client.get("/models/new/").status_code
+    member_add(team=team, user=vera, role=Role.PRACTITIONER)
+
+    assert (before, client.get("/models/new/").status_code) == (403, 200)
+
+
+def test_a_role_that_was_taken_counts_from_the_next_request_on(olga, team):
+    client = client_of(olga)
+    before = client.get("/hosts/add/").status_code
+    member_add(team=team, user=olga, role=Role.VIEWER)
+
+    answer = client.get("/hosts/add/")
+
+    assert (before, answer.status_code) == (200, 403)
+    assert "needs the role Operator; yours is Viewer" in answer.content.decode()
+
+
+@pytest.mark.parametrize("role", [Role.OPERATOR, Role.ADMIN])
+def test_a_higher_role_does_what_the_lower_ones_do(bob, team, role):
+    member_add(team=team, user=bob, role=role)
+    client = client_of(bob)
+
+    answers = [client.get(path).status_code for path in ("/hosts/add/", "/models/new/", "/jobs/")]
+
+    assert answers == [200, 200, 200]
+
+
+def test_whoever_leaves_a_team_finds_nothing_of_it_again(bob, alice, team, host):
+    job = make_job(team, alice, host)
+    model = TeamModel.objects.create(team=team, name="ours", config={})
+    client = client_of(bob)
+    paths = (f"/jobs/{job.pk}/", f"/models/{model.pk}/", f"/hosts/{host.slug}/")
+    before = [client.get(path).status_code for path in paths]
+
+    Membership.objects.filter(user=bob).delete()
+
+    assert before == [200, 200, 200]
+    assert [client.get(path).status_code for path in paths] == [404, 404, 404]
+
+
+def test_a_member_of_two_teams_reads_both_and_makes_in_the_chosen_one(alice, other_team, charlie):
+    member_add(team=other_team, user=alice, role=Role.PRACTITIONER)
+    theirs = TeamModel.objects.create(team=other_team, name="their model", config={})
+    client = client_of(alice)
+    session = client.session
+    session[SESSION_KEY] = other_team.pk
+    session.save()
+
+    client.get("/plans/new/")
+
+    assert client.get(f"/models/{theirs.pk}/").status_code == 200
+    assert Plan.objects.get().team == other_team
+
+
+def test_a_viewer_of_the_chosen_team_makes_nothing_there(alice, other_team):
+    member_add(team=other_team, user=alice, role=Role.VIEWER)
+    client = client_of(alice)
+    session = client.session
+    session[SESSION_KEY] = other_team.pk
+    session.save()
+
+    assert client.get("/plans/new/").status_code == 403
+    assert not Plan.objects.exists()
+
+
+def test_a_chosen_team_that_one_has_left_gives_way_to_the_own_one(alice, team, other_team):
+    member_add(team=other_team, user=alice, role=Role.PRACTITIONER)
+    client = client_of(alice)
+    session = client.session
+    session[SESSION_KEY] = other_team.pk
+    session.save()
+    Membership.objects.filter(user=alice, team=other_team).delete()
+
+    client.get("/plans/new/")
+
+    assert Plan.objects.get().team == team
+
+
+@pytest.mark.parametrize("path", ["/", "/plans/", "/jobs/", "/hosts/", "/models/", "/search/?q=a"])
+def test_someone_without_a_team_reads_empty_pages(known, path, host, team, alice):
+    job = make_job(team, alice, host)
+
+    answer = client_of(known).get(path)
+
+    text = answer.content.decode()
+    assert answer.status_code == 200
+    assert f"/hosts/{host.slug}/" not in text
+    assert job.pk not in text
