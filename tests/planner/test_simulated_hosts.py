@@ -1,0 +1,192 @@
+"""Hosts that exist in the test only: what they would measure, calibration must find again."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.api import estimate
+from planner.calibration import calibrate_host, measurements_of
+from planner.specs.calibration import Measurement
+from planner.specs.estimate import EstimateRequest
+from tests.planner.asking import CPU, TINY, document
+
+GENERATE = {"kind": "generate", "batch_size": 1, "input_tokens": 512, "output_tokens": 64}
+REQUEST = EstimateRequest.model_validate(document(model=TINY, device=CPU, workload=GENERATE))
+# More products and less overhead per token, so that another class of operators dominates.
+WIDE = {**TINY, "hidden_size": 2048, "intermediate_size": 8192, "num_key_value_heads": 8}
+LONG = EstimateRequest.model_validate(document(model=WIDE, device=CPU, workload=GENERATE))
+
+
+def measurement(ratio, operator_class="compute", predicted=2.0, **fields):
+    return Measurement(
+        metric="tpot_seconds",
+        predicted=predicted,
+        measured=predicted * ratio,
+        operator_class=operator_class,
+        host="h",
+        **fields,
+    )
+
+
+def slowed(request, factors, metric, phase):
+    """Return what a host would measure on which each class of operators is that much slower."""
+    parts = estimate(request).time_breakdown_seconds[phase]
+    return {metric: sum(seconds * factors.get(name, 1.0) for name, seconds in parts.items())}
+
+
+def dominant(request, phase):
+    parts = estimate(request).time_breakdown_seconds[phase]
+    return max(parts, key=parts.get)
+
+
+def on(request, measurements):
+    calibration = calibrate_host(measurements)
+    return estimate(request.model_copy(update={"host_calibration": calibration}))
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.7, 6.0])
+@pytest.mark.parametrize(
+    ("request_", "metric", "phase"),
+    [(REQUEST, "tpot_seconds", "decode"), (LONG, "ttft_seconds", "prefill")],
+    ids=["decode", "prefill"],
+)
+def test_the_factor_of_the_dominating_class_is_found_again(request_, metric, phase, factor):
+    name = dominant(request_, phase)
+    figures = slowed(request_, {name: factor}, metric, phase)
+
+    (one,) = measurements_of(request_, figures, host="h")
+
+    assert one.operator_class == name
+    assert one.measured / one.predicted == pytest.approx(factor)
+
+
+def test_noise_averages_out():
+    """Thirty-two measurements, each off by about 20 %: their mean is known to 4 %."""
+    draw = np.random.default_rng(1)
+    ratios = 2.5 * np.exp(draw.normal(0.0, 0.2, 32))
+
+    found = calibrate_host([measurement(float(ratio)) for ratio in ratios]).factors["compute"]
+
+    assert found.factor == pytest.approx(2.5, rel=0.1)
+    assert found.spread == pytest.approx(0.2, abs=0.06)
+    assert found.n == 32
+
+
+def test_classes_that_were_measured_apart_get_factors_of_their_own():
+    taken = [measurement(2.0, "compute")] * 40 + [measurement(0.5, "overhead")] * 40
+
+    found = calibrate_host(taken).factors
+
+    assert {name: round(one.factor, 1) for name, one in found.items()} == {
+        "compute": 2.0,
+        "overhead": 0.5,
+    }
+
+
+@pytest.mark.parametrize(("count", "share"), [(1, 2 / 3), (2, 4 / 5), (4, 8 / 9)])
+def test_a_few_measurements_are_believed_in_part(count, share):
+    """Half a measurement speaks for the prior: of n, the share n / (n + 1/2) is believed."""
+    found = calibrate_host([measurement(8.0)] * count).factors["compute"]
+
+    assert math.log(found.factor) / math.log(8.0) == pytest.approx(share)
+
+
+@settings(max_examples=100, deadline=None)
+@given(ratios=st.lists(st.floats(1e-4, 1e4), min_size=1, max_size=12))
+def test_a_factor_lies_between_the_prior_and_what_was_measured(ratios):
+    factor = calibrate_host([measurement(ratio) for ratio in ratios]).factors["compute"].factor
+
+    lowest, highest = min(1.0, *ratios), max(1.0, *ratios)
+    assert lowest * (1 - 1e-9) <= factor <= highest * (1 + 1e-9)
+    assert 1 / 20 <= factor <= 20
+
+
+@settings(max_examples=60, deadline=None)
+@given(ratios=st.lists(st.floats(0.1, 10.0), min_size=1, max_size=8))
+def test_faster_and_slower_are_treated_alike(ratios):
+    there = calibrate_host([measurement(ratio) for ratio in ratios]).factors["compute"]
+    back = calibrate_host([measurement(1 / ratio) for ratio in ratios]).factors["compute"]
+
+    assert there.factor * back.factor == pytest.approx(1.0)
+    assert there.spread == pytest.approx(back.spread)
+
+
+@settings(max_examples=40, deadline=None)
+@given(order=st.permutations([0.5, 1.0, 1.5, 2.0, 8.0]))
+def test_the_order_of_measurements_changes_nothing(order):
+    sorted_first = calibrate_host([measurement(ratio) for ratio in sorted(order)])
+
+    found = calibrate_host([measurement(ratio) for ratio in order])
+
+    assert found.digest == sorted_first.digest
+    assert found.factors["compute"].factor == pytest.approx(sorted_first.factors["compute"].factor)
+
+
+def test_when_and_by_which_job_it_was_measured_is_part_of_the_digest():
+    early, late = (measurement(2.0, measured_at=day) for day in ("2026-11-01", "2026-11-02"))
+
+    assert calibrate_host([early]).digest != calibrate_host([late]).digest
+    assert calibrate_host([early]).factors == calibrate_host([late]).factors
+
+
+def test_each_round_of_measuring_brings_the_prediction_closer_to_the_host():
+    name = dominant(REQUEST, "decode")
+    figures = slowed(REQUEST, {name: 3.0}, "tpot_seconds", "decode")
+    taken = measurements_of(REQUEST, figures, host="h")
+
+    errors = [
+        abs(on(REQUEST, taken * rounds).performance.tpot_seconds / figures["tpot_seconds"] - 1)
+        for rounds in (0, 1, 3, 10, 40)
+    ]
+
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 0.3
+    assert errors[-1] < 0.02
+
+
+def test_what_one_workload_taught_carries_over_to_another():
+    """A host of slow operators was measured on short prompts; longer ones are slow there too."""
+    name = dominant(REQUEST, "decode")
+    taken = measurements_of(
+        REQUEST, slowed(REQUEST, {name: 3.0}, "tpot_seconds", "decode"), host="h"
+    )
+    longer = {**GENERATE, "input_tokens": 256, "output_tokens": 32}
+    other = REQUEST.model_copy(
+        update={"workload": EstimateRequest.model_validate(document(workload=longer)).workload}
+    )
+    truth = slowed(other, {name: 3.0}, "tpot_seconds", "decode")["tpot_seconds"]
+
+    found = on(other, taken * 40).performance.tpot_seconds
+
+    assert found == pytest.approx(truth, rel=0.03)
+
+
+def test_a_host_that_is_faster_than_all_other_classes_keeps_a_tenth_for_the_dominating_one():
+    parts = estimate(REQUEST).time_breakdown_seconds["decode"]
+    others = sum(parts.values()) - max(parts.values())
+
+    (one,) = measurements_of(REQUEST, {"tpot_seconds": others / 2}, host="h")
+
+    assert one.measured == pytest.approx(0.1 * others / 2)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0])
+def test_a_figure_that_no_clock_can_show_is_no_measurement(value):
+    assert measurements_of(REQUEST, {"tpot_seconds": value}, host="h") == ()
+
+
+def test_a_figure_of_another_kind_of_work_is_no_measurement():
+    assert measurements_of(REQUEST, {"step_seconds": 4.0}, host="h") == ()
+
+
+def test_a_smaller_peak_than_the_exact_parts_leaves_a_tenth_of_what_is_modelled():
+    held = estimate(REQUEST).memory.breakdown_bytes
+    modelled = held.get("activations", 0) + held.get("runtime_overhead", 0)
+
+    (one,) = measurements_of(REQUEST, {"per_device_peak_bytes": 1.0}, host="h")
+
+    assert one.predicted == modelled
+    assert one.measured == pytest.approx(modelled / 10)
