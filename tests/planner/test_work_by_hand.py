@@ -1,0 +1,232 @@
+"""Small jobs worked out by hand: compressions, runs with a schedule, limits and offloading."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.api import inverse
+from planner.specs.inverse import InverseRequest
+from tests.planner.asking import (
+    CPU,
+    GENERATE,
+    LLAMA_8B,
+    LLAMA_70B,
+    SERVE,
+    TINY,
+    TRAIN,
+    ask,
+    document,
+    held,
+    search,
+)
+
+GIB = 1024**3
+CARD = {
+    "id": "card",
+    "memory_bytes": 80 * GIB,
+    "memory_bandwidth_bytes_per_second": 2e12,
+    "peak_flops_per_second": {"bf16": 5e14},
+    "intra_node_bandwidth_bytes_per_second": 300e9,
+    "host_to_device_bandwidth_bytes_per_second": 25e9,
+}
+# Query and output 256 x 256 each, keys and values 256 x 128 each, three of 256 x 768; six layers.
+LINEAR = 6 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 768)
+# Two tables of 4,096 x 256; two norms a layer and a last one, of 256 each.
+PLAIN = 2 * 4096 * 256 + (2 * 6 + 1) * 256
+# Llama 3.1 8B: keys and values of 8 heads of 128 in 32 layers, two bytes each.
+TOKEN_BYTES = 2 * 8 * 128 * 32 * 2
+
+
+def compressing(disk=1e9, **workload):
+    cluster = {"device": CPU, "disk_bandwidth_bytes_per_second": disk}
+    return ask(model=TINY, cluster=cluster, workload={"kind": "compress", **workload})
+
+
+def seconds_of(answer):
+    return answer.time_breakdown_seconds["compress"]
+
+
+def limit_of(question, **fields):
+    answer = inverse(InverseRequest.model_validate(document(question=question, **fields)))
+    return answer.limits[0]
+
+
+def test_the_disk_of_a_compression_holds_the_checkpoint_and_its_result():
+    source = (LINEAR + PLAIN) * 2
+
+    found = compressing(method="int4_weight_only", group_size=128)
+
+    # Four bits a weight, and 32 bits of scale and zero point for each group of 128.
+    small = LINEAR * (4 + 4 / 16) / 8 + PLAIN * 2
+    assert found.memory.disk_bytes == pytest.approx(source + small, abs=1)
+    assert held(found, "weights") == source
+
+
+def test_a_sparse_checkpoint_is_written_as_large_as_it_was():
+    found = compressing(method="sparsegpt")
+
+    assert found.memory.disk_bytes == 2 * (LINEAR + PLAIN) * 2
+
+
+def test_reading_and_writing_a_checkpoint_takes_its_bytes_over_the_rate_of_the_disk():
+    found = compressing(method="sparsegpt", disk=2e8)
+
+    assert seconds_of(found)["overhead"] == pytest.approx(2 * (LINEAR + PLAIN) * 2 / 2e8)
+
+
+@given(tokens=st.integers(1, 200_000))
+@settings(max_examples=20, deadline=None)
+def test_awq_works_in_proportion_to_its_text(tokens):
+    one = seconds_of(compressing(method="awq", calibration_tokens=tokens))
+    three = seconds_of(compressing(method="awq", calibration_tokens=3 * tokens))
+
+    assert three["compute"] == pytest.approx(3 * one["compute"])
+    assert three["overhead"] == one["overhead"]
+
+
+def test_factoring_hessians_takes_its_time_whatever_the_text():
+    times = [
+        seconds_of(compressing(method="gptq", calibration_tokens=count))["compute"]
+        for count in (1000, 2000, 3000)
+    ]
+
+    assert times[2] - times[1] == pytest.approx(times[1] - times[0])
+    without_text = times[0] - (times[1] - times[0])
+    assert without_text > 0
+
+
+def test_rounding_reads_no_text_at_all():
+    none, some = (
+        compressing(method="int8_weight_only", calibration_tokens=count) for count in (0, 10**6)
+    )
+
+    assert seconds_of(none) == seconds_of(some)
+    assert held(none, "activations") == 0
+
+
+def test_a_schedule_of_one_length_is_the_plain_run():
+    plain = {**TRAIN, "method": "lora", "tokens": 10**8}
+    flat = {**plain, "length_schedule": [[2048, 1.0]]}
+
+    found, same = (ask(device=CARD, workload=work).performance for work in (plain, flat))
+
+    assert same.duration_seconds == pytest.approx(found.duration_seconds)
+
+
+def test_a_schedule_takes_the_time_of_its_shares():
+    """Half of the tokens at 1,024 each in twice the rows, half at 4,096."""
+    base = {**TRAIN, "method": "lora", "tokens": 10**8, "sequence_length": 4096}
+    micro = {"micro_batch_size": 2, "weight_dtype": "bf16"}
+    short_rows = {"micro_batch_size": 8, "weight_dtype": "bf16"}
+
+    both = ask(
+        device=CARD,
+        workload={**base, "length_schedule": [[1024, 0.5], [4096, 0.5]]},
+        strategy=micro,
+    ).performance.duration_seconds
+    long = ask(device=CARD, workload=base, strategy=micro).performance.duration_seconds
+    short = ask(
+        device=CARD,
+        workload={**base, "sequence_length": 1024, "global_batch_size": 64},
+        strategy=short_rows,
+    ).performance.duration_seconds
+
+    assert both == pytest.approx((long + short) / 2, rel=0.02)
+    assert short < both < long
+
+
+@given(share=st.floats(0.0, 1.0))
+@settings(max_examples=20, deadline=None)
+def test_what_leaves_the_device_arrives_at_the_host(share):
+    offload = {"weights_cpu": share}
+
+    found = ask(device=CARD, workload=GENERATE, strategy={"offload": offload})
+
+    whole = held(ask(device=CARD, workload=GENERATE), "weights")
+    assert held(found, "weights") + (found.memory.host_bytes or 0) == pytest.approx(whole, abs=2)
+
+
+def test_a_streamed_step_takes_at_least_the_weights_over_the_link():
+    """Seventy billion weights in 16 bits pass 25 GB/s in five and a half seconds."""
+    layers = 80 * (2 * 8192 * 8192 + 2 * 8192 * 1024 + 3 * 8192 * 28672)
+    strategy = {"offload": {"weights_cpu": 1.0}, "weight_dtype": "bf16"}
+
+    found = ask(model=LLAMA_70B, device=CARD, workload=GENERATE, strategy=strategy)
+
+    assert found.performance.tpot_seconds >= layers * 2 / 25e9
+    # A link reaches more than four fifths of its rate.
+    assert found.performance.tpot_seconds < 1.25 * layers * 2 / 25e9
+
+
+def test_the_longest_context_fills_what_the_weights_leave():
+    cache = {"weight_dtype": "bf16", "kv_cache_dtype": "bf16"}
+    device = {**CARD, "memory_bytes": 24 * GIB}
+
+    found = limit_of(
+        "longest_context",
+        device=device,
+        engine="vllm",
+        pins=cache,
+        workload={**SERVE, "concurrency": 1},
+    )
+
+    memory = found.estimate.memory
+    kept = memory.breakdown_bytes["kv_cache"]
+    assert kept == pytest.approx(found.value * TOKEN_BYTES, abs=16 * TOKEN_BYTES)
+    assert 0.9 * 24 * GIB - memory.per_device_peak_bytes < 64 * TOKEN_BYTES
+    assert found.beyond.constraint in {"memory", "max_concurrency"}
+
+
+@pytest.mark.parametrize(
+    ("question", "workload"),
+    [
+        ("longest_context", {**SERVE, "concurrency": 4}),
+        ("most_users", SERVE),
+        ("largest_batch", {**GENERATE, "input_tokens": 8192}),
+    ],
+)
+def test_more_memory_never_lowers_a_limit(question, workload):
+    fields = {"engine": "vllm", "pins": {"weight_dtype": "bf16"}, "workload": workload}
+
+    found = [
+        limit_of(question, device={**CARD, "memory_bytes": size * GIB}, **fields).value
+        for size in (24, 32, 48)
+    ]
+
+    assert found == sorted(found)
+    assert found[-1] > found[0]
+
+
+def test_users_with_half_as_long_prompts_are_more_but_not_more_than_twice():
+    work = {"kind": "serve", "output_tokens": 16, "concurrency": 1}
+    fields = {"device": {**CARD, "memory_bytes": 24 * GIB}, "engine": "vllm"}
+    fields["pins"] = {"weight_dtype": "bf16", "kv_cache_dtype": "bf16"}
+
+    long, short = (
+        limit_of("most_users", **fields, workload={**work, "input_tokens": count}).value
+        for count in (2048, 1024)
+    )
+
+    assert long < short <= 2 * long + 2
+
+
+@pytest.mark.parametrize("pinned", ["bf16", "int8"])
+def test_the_fewest_devices_are_the_first_doubling_that_has_a_plan(pinned):
+
+    fields = {"model": LLAMA_70B, "device": {**CARD, "memory_bytes": 48 * GIB}}
+    fields |= {"engine": "vllm", "pins": {"weight_dtype": pinned}}
+
+    found = limit_of("fewest_devices", **fields)
+
+    tried = [count for count in (1, 2, 4, 8) if search(**fields, devices=count).plans]
+    assert found.value == tried[0]
+    assert found.beyond.value == found.value // 2
+
+
+def test_every_limit_is_said_with_an_estimate_that_fits():
+    found = limit_of("most_users", model=LLAMA_8B, device=CARD, engine="vllm")
+
+    assert found.estimate.fits
+    assert found.estimate.performance.max_concurrency >= found.value
+    assert found.beyond.value == found.value + 1
+    assert found.beyond.reason
