@@ -1,0 +1,189 @@
+"""The lists of models and techniques under every filter, and the search over all of them."""
+
+import json
+
+import pytest
+
+from planner.catalog.models import list_models
+from planner.techniques.registry import TECHNIQUES
+from tests.webapp.conftest import client_of
+from webapp.core.clock import now
+from webapp.jobs.models import Job
+from webapp.modelhub.demo import demo_config
+from webapp.modelhub.models import TeamModel
+from webapp.plans.models import Plan
+
+pytestmark = pytest.mark.django_db
+
+
+def page(user, path: str, **query):
+    response = client_of(user).get(path, query)
+    assert response.status_code == 200
+    return response
+
+
+def listed(user, query: str) -> list[str]:
+    return [one.entry.id for one in page(user, "/models/", q=query).context["listed"]]
+
+
+def own(team, name: str, **fields) -> TeamModel:
+    known = {"source": "config", "config": demo_config(), **fields}
+    return TeamModel.objects.create(team=team, name=name, **known)
+
+
+# Models
+
+
+def test_no_filter_lists_the_whole_catalog_and_counts_it(alice):
+    response = page(alice, "/models/")
+
+    assert len(response.context["listed"]) == len(list_models())
+    assert f"{len(list_models())} published configurations" in response.content.decode()
+
+
+@pytest.mark.parametrize("query", ["8b llama", "LLAMA 8B", "  llama \t 8b  ", "llama llama 8b"])
+def test_words_of_a_filter_may_come_in_any_order_case_and_number(alice, query):
+    found = listed(alice, query)
+
+    assert found == listed(alice, "llama 8b")
+    assert "meta-llama/Llama-3.1-8B" in found
+
+
+def test_a_further_word_never_adds_a_model(alice):
+    one, two = listed(alice, "qwen"), listed(alice, "qwen 7b")
+
+    assert set(two) < set(one)
+    assert all("7b" in name.lower() for name in two)
+
+
+def test_a_filter_looks_in_the_names_of_the_teams_models_too(alice, team):
+    own(team, "Llama of ours")
+    own(team, "Something else")
+
+    found = page(alice, "/models/", q="lLaMa").context["team_models"]
+
+    assert [model.name for model in found] == ["Llama of ours"]
+
+
+def test_the_newest_model_of_the_team_is_the_first(alice, team):
+    own(team, "old")
+    own(team, "new")
+
+    found = page(alice, "/models/").context["team_models"]
+
+    assert [model.name for model in found] == ["new", "old"]
+
+
+def test_without_models_of_the_team_there_is_no_empty_table(alice):
+    assert "Of your team" not in page(alice, "/models/").content.decode()
+
+
+def test_a_pasted_config_says_that_it_has_no_weights(alice, team):
+    own(team, "paper only")
+
+    assert "none, shape only" in page(alice, "/models/").content.decode()
+
+
+def test_a_model_with_weights_says_on_which_host_they_lie(alice, team, host):
+    host.name = "Rack seven"
+    host.save()
+    own(team, "real", source="folder", host=host, path="llama")
+
+    assert "Rack seven" in page(alice, "/models/").content.decode()
+
+
+# Techniques
+
+
+def grouped(user, query: str = "") -> dict[str, set[str]]:
+    groups = page(user, "/techniques/", q=query).context["groups"]
+    return {name: {one.key for one in group} for name, group in groups}
+
+
+def test_a_technique_of_two_phases_stands_in_both_and_counts_once(alice):
+    context = page(alice, "/techniques/").context
+    several = {key for key, one in TECHNIQUES.items() if len(one.phases) > 1}
+
+    shown = [one.key for _, group in context["groups"] for one in group]
+
+    assert several
+    assert all(shown.count(key) == len(TECHNIQUES[key].phases) for key in TECHNIQUES)
+    assert context["num"] == len(TECHNIQUES)
+
+
+def test_a_technique_is_found_by_its_key_and_by_its_title(alice):
+    key, one = next((k, t) for k, t in TECHNIQUES.items() if k.lower() not in t.title.lower())
+
+    by_key, by_title = (set().union(*grouped(alice, q).values()) for q in (key, one.title))
+
+    assert key in by_key
+    assert key in by_title
+
+
+def test_a_filter_without_a_hit_says_so_and_shows_no_table(alice):
+    text = page(alice, "/techniques/", q="<b>alchemy</b>").content.decode()
+
+    assert "No technique has “&lt;b&gt;alchemy" in text
+    assert "<table>" not in text
+
+
+def test_a_filter_of_blanks_is_no_filter(alice):
+    assert grouped(alice, " \t ") == grouped(alice)
+
+
+@pytest.mark.parametrize("key", ["%3Cscript%3E", "LORA", "..", "lora%20", "%00", "x" * 300])
+def test_a_key_that_is_none_has_no_page(alice, key):
+    assert client_of(alice).get(f"/techniques/{key}/").status_code == 404
+
+
+def test_the_settings_of_every_technique_are_json_to_copy(alice):
+    client = client_of(alice)
+
+    for key, technique in TECHNIQUES.items():
+        shown = client.get(f"/techniques/{key}/").context["settings"]
+        assert json.loads(shown).keys() == dict(technique.settings).keys()
+
+
+# The search over everything
+
+
+def groups(user, query: str) -> dict[str, list]:
+    found = page(user, "/search/", q=query).context["groups"]
+    return {heading: results for heading, _, results in found}
+
+
+@pytest.mark.parametrize("query", ["", " ", "a", " a "])
+def test_a_search_of_less_than_two_letters_asks_for_more(alice, query):
+    response = page(alice, "/search/", q=query)
+
+    assert response.context["groups"] == []
+    assert "Type at least two letters" in response.content.decode()
+
+
+def test_a_search_finds_a_thing_of_each_kind_by_its_name(alice, team, host, draft):
+    for thing in (host, draft):
+        thing.name = "zebra"
+        thing.save()
+    own(team, "zebra")
+    Plan.objects.create(team=team, owner=alice, name="Zebra crossing")
+
+    assert set(groups(alice, "ZEBRA")) == {"Plans", "Jobs", "Hosts", "Models of your team"}
+
+
+def test_a_deleted_job_is_not_found(alice, draft):
+    Job.objects.filter(pk=draft.pk).update(name="zebra", deleted_at=now())
+
+    assert groups(alice, "zebra") == {}
+
+
+def test_a_group_shows_eight_of_nine(alice, team):
+    for number in range(9):
+        own(team, f"zebra {number}")
+
+    assert len(groups(alice, "zebra")["Models of your team"]) == 8
+
+
+def test_a_hostile_search_is_text_in_heading_and_field(alice):
+    text = page(alice, "/search/", q='"><script>alert(1)</script>').content.decode()
+
+    assert "<script>alert(1)" not in text
