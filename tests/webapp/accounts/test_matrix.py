@@ -43,6 +43,7 @@ REPORT = Rule("post", HOST)
 ATTEMPT = "api/v1/attempts/<attempt_id>"
 JOB = "jobs/<slug:job_id>"
 PLAN = "plans/<str:plan_id>"
+API_PLAN = "api/v1/plans/<plan_id>"
 RULES = {
     "login/": Rule("get", OPEN),
     "logout/": Rule("post", OPEN),
@@ -52,6 +53,7 @@ RULES = {
     "plans/": PAGE,
     "plans/new/": Rule("get", PRACTITIONER),
     f"{PLAN}/": OBJECT,
+    f"{PLAN}/exports/<slug:key>/": OBJECT,
     f"{PLAN}/<slug:tab>/": OBJECT,
     f"{PLAN}/edit/<slug:step>/": Rule("get", PRACTITIONER, is_object=True),
     f"{PLAN}/verdict/": OBJECT,
@@ -94,6 +96,9 @@ RULES = {
     f"{ATTEMPT}/artefacts/<name>/<path:path>": Rule("get", HOST),
     "api/v1/jobs/<job_id>/series": OBJECT,
     "api/v1/jobs/<job_id>/events": OBJECT,
+    f"{API_PLAN}/exports": OBJECT,
+    f"{API_PLAN}/exports/<key>": OBJECT,
+    f"{API_PLAN}/limits/<question>": OBJECT,
     "api/v1/tickets": PAGE,
     "healthz": Rule("get", OPEN),
     "readyz": Rule("get", OPEN),
@@ -142,6 +147,10 @@ def things(job, team, alice, settings, tmp_path) -> dict[str, str]:
         "<slug:job_id>": job.pk,
         "<job_id>": job.pk,
         "<str:plan_id>": plan.pk,
+        "<plan_id>": plan.pk,
+        "<key>": "torchrun",
+        "<slug:key>": "torchrun",
+        "<question>": "longest_sequence",
         "<attempt_id>": attempt.pk,
         "<slug:slug>": job.host.slug,
         "<slug:token_id>": token.pk,
