@@ -1,5 +1,6 @@
 """One export: its text, what the format could not say, and the script that checks the claim."""
 
+import re
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from planner.exports.claims import claim_words
 
 Notes = tuple[str, ...]
 LINE_CHARACTERS = 96
+PLAIN = r"[\w+=:,./-]*"
+OWN_VARIABLE = re.compile(rf"{PLAIN}(?:\$(?:MASTER_ADDR|NODE_RANK|@){PLAIN})+", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,8 @@ def head_lines(case: ExportCase, notes: Notes) -> list[str]:
 
 def with_head(body: str, lines: Iterable[str], comment: str) -> str:
     """Return a text with comment lines at its top, below a shebang if it has one."""
-    head = "".join(f"{comment}{line}\n" for line in lines)
+    # A name with a line break in it must not end the comment and become a command.
+    head = "".join(f"{comment}{' '.join(line.splitlines())}\n" for line in lines)
     if body.startswith("#!"):
         shebang, rest = body.split("\n", 1)
         return f"{shebang}\n{head}{rest}"
@@ -63,10 +67,13 @@ def with_head(body: str, lines: Iterable[str], comment: str) -> str:
 
 
 def shell_lines(command: list[str]) -> str:
-    """Return a command as shell, an option a line; variables such as ``$MASTER_ADDR`` stay."""
+    """Return a command as shell, an option a line; our own variables alone stay variables.
+
+    Whatever else holds a dollar came with a name or a path and is quoted to the letter.
+    """
     lines: list[str] = []
     for word in command:
-        quoted = f'"{word}"' if "$" in word else shlex.quote(word)
+        quoted = f'"{word}"' if OWN_VARIABLE.fullmatch(word) else shlex.quote(word)
         starts = word.startswith("--") or not lines or "=" in lines[-1].split()[-1]
         value_fits = not starts and len(lines[-1]) + len(quoted) < LINE_CHARACTERS
         if value_fits:
