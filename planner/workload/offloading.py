@@ -1,6 +1,7 @@
 """Lays what lives off the device over a pass: what is fetched, stored and done on the host."""
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 from planner.catalog.engines import routing_evenness
 from planner.cost.columns import any_of, maximum, minimum
@@ -228,7 +229,7 @@ def _visited_share(run: Operation) -> float:
         expert_ranks=1,
         evenness=routing_evenness(),
     )
-    return minimum(1.0, float(read) / model.num_experts)
+    return minimum(1.0, cast("float", read) / model.num_experts)
 
 
 def _host_attention(run: Operation, tiers: Tiers) -> float:

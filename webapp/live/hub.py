@@ -44,7 +44,7 @@ class Frame(NamedTuple):
 def parse_id(text: str) -> StreamId | None:
     """Return a stream id that orders as Redis orders it, or None if it is none."""
     milliseconds, _, number = text.partition("-")
-    if not (milliseconds.isdigit() and number.isdigit()):
+    if not (milliseconds.isdecimal() and number.isdecimal()):
         return None
     return int(milliseconds), int(number)
 

@@ -77,7 +77,8 @@ def _level(source: MetricSource, span: Range, points: int) -> int:
         first = raw[0]  # a roll-up begins with its window, hours before the first point
     length = min(span.until_ms, last) - max(span.since_ms, first)
     fitting = [step for step in STEPS_MS if length / step >= points]
-    return max(fitting, default=RAW_STEP_MS)
+    finest = RAW_STEP_MS if raw is not None else STEPS_MS[0]  # raw points go after a month
+    return max(fitting, default=finest)
 
 
 def _ends(source: MetricSource, step_ms: int) -> tuple[int, int] | None:

@@ -161,7 +161,7 @@ def _train(goal: str, values: dict[str, Any]) -> TrainWorkload:
         method=method,
         optimizer=values["optimizer"],
         lora_rank=values["lora_rank"] if method in {"lora", "qlora"} else None,
-        tokens=int(million * 1e6) if million else None,
+        tokens=round(million * 1e6) if million else None,
     )
 
 

@@ -53,7 +53,9 @@ def plan_list(request: HttpRequest) -> HttpResponse:
     )
     if query:
         plans = plans.filter(name__icontains=query)
-    plans = plans.select_related("owner").annotate(num_jobs=Count("jobs"))
+    plans = plans.select_related("owner").annotate(
+        num_jobs=Count("jobs", filter=Q(jobs__deleted_at=None))
+    )
     page = Paginator(plans.order_by("-saved_at"), PAGE_SIZE).get_page(request.GET.get("page"))
     rows = [(plan, _row_verdict(plan)) for plan in page]
     return render(request, "plans/list.html", {"page": page, "rows": rows, "filter": query})

@@ -305,11 +305,12 @@ def test_chips_keep_the_numbers_of_their_suggestions():
 def test_pre_training_is_not_offered_another_method():
     answer = answer_of("meta-llama/Llama-3.1-8B", workload=WORK["pretrain"])
     methods = [one.changes.get("workload", {}).get("method") for one in answer.suggestions]
-    assert "lora" in methods
+    assert "lora" not in methods
+    assert "adalomo" in methods
 
     offered = [at for at, _, _ in suggestion_chips(answer, draft_of("pretrain"))]
 
-    assert methods.index("lora") not in offered
+    assert methods.index("adalomo") not in offered
 
 
 def test_fine_tuning_is_offered_another_method():
