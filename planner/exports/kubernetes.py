@@ -35,7 +35,7 @@ INDEX_LABELS = {
 def object_name(case: ExportCase) -> str:
     """Return the name of the objects: the model's, in the letters that DNS allows."""
     name = case.model.rstrip("/").rsplit("/", 1)[-1].lower()
-    return re.sub(r"[^a-z0-9]+", "-", name).strip("-")[:MAX_NAME] or "plan"
+    return re.sub(r"[^a-z0-9]+", "-", name).strip("-")[:MAX_NAME].rstrip("-") or "plan"
 
 
 def kubernetes_objects(case: ExportCase) -> list[JsonObject]:

@@ -109,6 +109,14 @@ def test_options_written_by_a_script_do_not_end_before_their_end(tmp_path, name)
     assert kept.rstrip("\n") == name
 
 
+def test_a_name_cut_at_a_dash_still_ends_in_a_letter_or_digit():
+    cut_at_the_dash = "0" * (MAX_NAME - 1) + ":0"
+
+    label = object_name(replace(made(), model=cut_at_the_dash))
+
+    assert label == "0" * (MAX_NAME - 1)
+
+
 @settings(max_examples=100, deadline=None)
 @given(name=NAMES)
 def test_every_name_makes_a_label_that_dns_allows(name):
