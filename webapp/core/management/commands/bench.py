@@ -14,12 +14,14 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import httpx
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from planner import speed
 from planner.api import estimate, plan
 from planner.specs.estimate import EstimateRequest
 from planner.specs.plan import PlanRequest
+from webapp.core.peers.bench import Answer, answers, rows
 
 ROOT = Path(__file__).resolve().parents[4]
 ROUNDS = 5
@@ -102,16 +104,38 @@ class Command(BaseCommand):
         """Offer the names and a machine-readable form."""
         parser.add_argument("name", nargs="?", choices=sorted(BENCHES))
         parser.add_argument("--json", action="store_true", help="one JSON document instead")
+        parser.add_argument(
+            "--peers",
+            nargs="?",
+            type=Path,
+            const=settings.DATA_DIR / "peers",
+            metavar="FOLDER",
+            help="with `planner`: ask other planners the same question, each from an environment "
+            "of its own in this folder, installed there when it is missing",
+        )
 
     def handle(self, *_arguments: Any, **options: Any) -> None:
         """Print the figures; run it on a quiet machine, and compare ratios rather than seconds."""
+        if options["peers"] and options["name"] not in {None, "planner"}:
+            raise CommandError(f"--peers belongs to `bench planner`, not to {options['name']}")
         names = [options["name"]] if options["name"] else list(BENCHES)
         figures = [figure for name in names for figure in BENCHES[name]()]
+        others = list(answers(options["peers"].resolve())) if options["peers"] else []
+        figures += [Figure(*row) for answer in others for row in rows(answer)]
+        silent = [answer for answer in others if answer.reason]
         if options["json"]:
-            self.stdout.write(json.dumps([figure._asdict() for figure in figures], indent=2))
+            self.stdout.write(json.dumps(_document(figures, silent), indent=2))
             return
         for figure in figures:
-            self.stdout.write(f"{figure.name:50} {figure.value:12.4g} {figure.unit}")
+            self.stdout.write(f"{figure.name:60} {figure.value:12.4g} {figure.unit}")
+        for answer in silent:
+            self.stdout.write(f"{answer.name}: {answer.reason}")
+
+
+def _document(figures: list[Figure], silent: list[Answer]) -> list[dict[str, Any]]:
+    """Return every figure, and for each planner that gave none its name and the reason."""
+    absent = [{"name": answer.name, "reason": answer.reason} for answer in silent]
+    return [*(figure._asdict() for figure in figures), *absent]
 
 
 def _timed(run: Callable[[], object]) -> float:

@@ -1,0 +1,131 @@
+"""Sets our planner beside others: one question, a process each, what each answers and how fast.
+
+No other planner is a dependency: each is installed into an environment of its own, on request.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = Path(__file__).with_name("answer.py")
+INSTALL_LIMIT_S, ANSWER_LIMIT_S = 1200.0, 300.0
+REASON_LENGTH = 200
+# The question: a batch of Llama 3.1 70B on eight H100, tensor parallel, as numbers for those who
+# know neither the model nor the card.
+QUESTION: dict[str, Any] = {
+    "model": "meta-llama/Llama-3.1-70B",
+    "device": "h100-sxm-80gb",
+    "devices": 8,
+    "engine": "vllm",
+    "dtype": "bf16",
+    "batch_size": 32,
+    "input_tokens": 2048,
+    "output_tokens": 256,
+    "shape": {
+        "layers": 80,
+        "hidden": 8192,
+        "heads": 64,
+        "key_value_heads": 8,
+        "feed_forward": 28672,
+        "vocabulary": 128256,
+    },
+    "system": {
+        "peak_flops_per_s": 989e12,
+        "memory_bytes": 80 * 2**30,
+        "memory_bytes_per_s": 3.35e12,
+        "link_bytes_per_s": 450e9,
+    },
+}
+# What the package index calls each of the others.
+OTHERS = {
+    "llm-analysis": "llm-analysis",
+    "aiconfigurator": "aiconfigurator",
+    "GenZ": "genz-llm",
+}
+UNITS = {
+    "cold_s": ("first answer, loading included", "s"),
+    "warm_s": ("the same answer again", "s"),
+    "strategies_per_s": ("strategies answered one by one", "1/s"),
+    "prefill_s": ("prefill of the batch", "s"),
+    "decode_s": ("decode step", "s"),
+    "device_bytes": ("held by a device", "B"),
+}
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+class Answer(NamedTuple):
+    """What one planner said, or why it said nothing."""
+
+    name: str
+    version: str = ""
+    figures: Mapping[str, float] = MappingProxyType({})
+    reason: str = ""
+
+
+def answers(folder: Path, run: Run = subprocess.run) -> Iterator[Answer]:
+    """Yield our answer, then that of each other planner, from environments below ``folder``."""
+    yield asked("slipway", Path(sys.executable), run)
+    for name, package in OTHERS.items():
+        python = folder / package / "bin" / "python"
+        reason = install(package, python, run)
+        yield Answer(name, reason=reason) if reason else asked(name, python, run)
+
+
+def install(package: str, python: Path, run: Run = subprocess.run) -> str:
+    """Install a planner where it is not yet, and return why that failed, or nothing."""
+    home = python.parent.parent
+    installed = home / "installed"
+    if installed.exists():
+        return ""
+    make = [sys.executable, "-m", "venv", str(home)]
+    fetch = [str(python), "-m", "pip", "install", "--quiet", package]
+    for command in (make, fetch):
+        failure = _finished(command, run, INSTALL_LIMIT_S)[1]
+        if failure:
+            return f"{package} does not install: {failure}"
+    installed.touch()
+    return ""
+
+
+def asked(name: str, python: Path, run: Run = subprocess.run) -> Answer:
+    """Return what a planner answers to the question in a process of its own Python."""
+    command = [str(python), str(SCRIPT), name]
+    if name == "slipway":
+        command = [str(python), "-m", "webapp.core.peers.answer", name]
+    output, failure = _finished(command, run, ANSWER_LIMIT_S, json.dumps(QUESTION))
+    if failure:
+        return Answer(name, reason=f"does not answer: {failure}")
+    found = json.loads(output.splitlines()[-1])
+    return Answer(name, str(found["version"]), {key: float(found[key]) for key in UNITS})
+
+
+def _finished(command: list[str], run: Run, limit_s: float, said: str = "") -> tuple[str, str]:
+    """Return what a process printed, and why it failed, or nothing."""
+    try:
+        done = run(
+            command,
+            input=said,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "", f"{error}"[:REASON_LENGTH]
+    if done.returncode == 0:
+        return done.stdout, ""
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    return "", (lines or [f"exit status {done.returncode}"])[-1][:REASON_LENGTH]
+
+
+def rows(found: Answer) -> Iterator[tuple[str, float, str]]:
+    """Yield one planner's figures as the bench prints them: name, value, unit."""
+    for key, value in found.figures.items():
+        title, unit = UNITS[key]
+        yield f"{found.name} {found.version}: {title}", value, unit
