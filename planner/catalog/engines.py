@@ -48,6 +48,7 @@ class Engine(Spec):
     max_batch_tokens: int = 0
     prompt_chunk_tokens: int = 0
     master_weights: bool = True
+    keeps_gradients: bool = False
     sequence_parallel: bool = False
     gradient_dtype: Dtype | None = None
     fp8_kv_cache_with_fp8_weights: bool = False

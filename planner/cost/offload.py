@@ -3,12 +3,14 @@
 Shares are of a tensor class's bytes; host memory and disk hold what the device does not.
 """
 
-from planner.cost.columns import largest, maximum
+from planner.cost.columns import largest, maximum, minimum
 from planner.cost.equation import equation
 from planner.cost.quantity import Quantity
 
 FLEXGEN = "Sheng et al. 2023 (FlexGen), arXiv:2303.06865, section 4"
 MOE_CACHE = "Eliseev and Mazur 2023, arXiv:2312.17238, section 3"
+ZERO_OFFLOAD = "Ren et al. 2021 (ZeRO-Offload), arXiv:2101.06840"
+ZERO_INFINITY = "Rajbhandari et al. 2021 (ZeRO-Infinity), arXiv:2104.07857"
 
 
 @equation(
@@ -108,3 +110,66 @@ def double_buffer_bytes(
 def block_seconds(*, batches: Quantity, batch_s: Quantity) -> Quantity:
     """Return the seconds of all micro-batches that one load of the weights serves."""
     return batches * batch_s
+
+
+@equation(
+    "t = n · B · r / (BW · e)",
+    unit="s",
+    symbols={
+        "parameters": "n",
+        "bytes_per_element": "B",
+        "sharers": "r",
+        "tier_bytes_per_s": "BW",
+        "efficiency": "e",
+    },
+    source=ZERO_OFFLOAD + ", section 5: an update streams gradient, weight and states once",
+)
+def update_seconds(
+    *,
+    parameters: Quantity,
+    bytes_per_element: Quantity,
+    sharers: Quantity,
+    tier_bytes_per_s: Quantity,
+    efficiency: Quantity = 1.0,
+) -> Quantity:
+    """Return the seconds of an update in a memory or on a disk that a node's ranks share."""
+    return parameters * bytes_per_element * sharers / (tier_bytes_per_s * efficiency)
+
+
+@equation(
+    "BW_link = min(BW_pcie, BW_host / r)",
+    unit="B/s",
+    symbols={"link_bytes_per_s": "BW_pcie", "tier_bytes_per_s": "BW_host", "sharers": "r"},
+    source=ZERO_INFINITY + ", section 6: every rank fetches its own shard over its own link",
+)
+def shared_link_rate(
+    *, link_bytes_per_s: Quantity, tier_bytes_per_s: Quantity, sharers: Quantity
+) -> Quantity:
+    """Return the rate of one rank's link while all ranks of the node use theirs."""
+    return minimum(link_bytes_per_s, tier_bytes_per_s / sharers)
+
+
+@equation(
+    "A_dev = A · (1 - a) + a · 2 · A / L",
+    unit="B",
+    symbols={"kept_bytes": "A", "away_share": "a", "num_layers": "L"},
+    source="one layer's activations leave while the next ones are made: two stay on the device",
+)
+def kept_on_device_bytes(
+    *, kept_bytes: Quantity, away_share: Quantity, num_layers: Quantity
+) -> Quantity:
+    """Return the kept activations that stay on the device when a share of them leaves."""
+    return minimum(
+        kept_bytes, kept_bytes * (1 - away_share) + away_share * 2 * kept_bytes / num_layers
+    )
+
+
+@equation(
+    "G_dev = min(G, bucket)",
+    unit="B",
+    symbols={"gradient_bytes": "G", "bucket_bytes": "bucket"},
+    source=ZERO_OFFLOAD + ", section 4: gradients leave bucket by bucket as they are made",
+)
+def gradient_bucket_bytes(*, gradient_bytes: Quantity, bucket_bytes: Quantity) -> Quantity:
+    """Return the gradients on the device while they leave for the host as they are made."""
+    return minimum(gradient_bytes, bucket_bytes)

@@ -1,10 +1,12 @@
 """A training plan as the file that ``accelerate launch --config_file`` reads."""
 
 from planner.exports.case import PORT, ExportCase
+from planner.exports.deepspeed import NVME_PATH, zero_stage_of
 from planner.exports.export import Format, Notes
 from planner.exports.training import layout_notes, method_notes
 from planner.exports.yaml_text import yaml_text
 from planner.specs.base import JsonObject
+from planner.workload.training_tiers import weights_share
 
 MIXED = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
 SHARDED = 2
@@ -36,7 +38,11 @@ def accelerate_config(case: ExportCase) -> JsonObject:
 
 def distributed_type(case: ExportCase) -> str:
     """Return what accelerate calls the way that ranks work together."""
-    if case.offload.optimizer != "none" or case.strategy.zero_stage == 1:
+    if (
+        case.offload.weights_disk
+        or case.offload.optimizer != "none"
+        or case.strategy.zero_stage == 1
+    ):
         return "DEEPSPEED"
     if (case.strategy.zero_stage or 0) >= SHARDED:
         return "FSDP"
@@ -58,11 +64,17 @@ def _fsdp(case: ExportCase) -> JsonObject:
 
 
 def _deepspeed(case: ExportCase) -> JsonObject:
+    parameters = "nvme" if case.offload.weights_disk else "cpu"
+    devices = {
+        "offload_optimizer": case.offload.optimizer,
+        "offload_param": parameters if weights_share(case.offload) else "none",
+    }
+    paths = {f"{name}_nvme_path": NVME_PATH for name in devices if devices[name] == "nvme"}
     return {
-        "zero_stage": case.strategy.zero_stage or 0,
+        "zero_stage": zero_stage_of(case),
         "gradient_accumulation_steps": case.strategy.gradient_accumulation_steps or 1,
-        "offload_optimizer_device": case.offload.optimizer,
-        "offload_param_device": "cpu" if case.offload.weights_cpu else "none",
+        **{f"{name}_device": device for name, device in devices.items()},
+        **paths,
         "zero3_init_flag": case.strategy.zero_stage == FULLY_SHARDED,
     }
 
@@ -76,6 +88,8 @@ def accelerate_notes(case: ExportCase) -> Notes:
         *method_notes(case),
         *layout_notes(case, frozenset(), "this file"),
     ]
+    if case.offload.activations_cpu:
+        notes.append("the script moves activations to the host: torch.autograd.graph.save_on_cpu")
     if case.nodes > 1:
         notes.append("on every node: MASTER_ADDR is the first one's address, machine_rank its own")
     if strategy.activation_recomputation == "selective" or (

@@ -6,9 +6,11 @@ from planner.exports.case import ExportCase
 from planner.exports.export import Format, Notes
 from planner.exports.training import layout_notes, method_notes, optimizer_of, train_workload
 from planner.specs.base import JsonObject
+from planner.workload.training_tiers import weights_share
 
 OPTIMIZERS = {"adamw": "AdamW", "lion": "Lion", "sgd": "SGD"}
 PARAMETERS_NEED_STAGE = 3
+NVME_PATH = "/local_nvme"
 
 
 def deepspeed_config(case: ExportCase) -> JsonObject:
@@ -40,15 +42,23 @@ def deepspeed_config(case: ExportCase) -> JsonObject:
     return config
 
 
+def zero_stage_of(case: ExportCase) -> int:
+    """Return the ZeRO stage: states leave even a single device in stage 2 alone."""
+    stage = case.strategy.zero_stage or 0
+    return stage or (2 if case.offload.optimizer != "none" else 0)
+
+
 def _zero(case: ExportCase) -> JsonObject:
-    zero: JsonObject = {"stage": case.strategy.zero_stage or 0}
+    zero: JsonObject = {"stage": zero_stage_of(case)}
     if case.offload.optimizer != "none":
-        zero["offload_optimizer"] = {"device": case.offload.optimizer}
-    if case.offload.weights_cpu and zero["stage"] == PARAMETERS_NEED_STAGE:
-        zero["offload_param"] = {"device": "cpu"}
-    if case.offload.weights_disk and zero["stage"] == PARAMETERS_NEED_STAGE:
-        zero["offload_param"] = {"device": "nvme"}
+        zero["offload_optimizer"] = _place(case.offload.optimizer)
+    if zero["stage"] == PARAMETERS_NEED_STAGE and weights_share(case.offload):
+        zero["offload_param"] = _place("nvme" if case.offload.weights_disk else "cpu")
     return zero
+
+
+def _place(device: str) -> JsonObject:
+    return {"device": device, "nvme_path": NVME_PATH} if device == "nvme" else {"device": device}
 
 
 def deepspeed_notes(case: ExportCase) -> Notes:
@@ -59,13 +69,27 @@ def deepspeed_notes(case: ExportCase) -> Notes:
         notes.append(f"build a PipelineModule with num_stages={case.size('pipeline')}")
     if optimizer_of(case) not in OPTIMIZERS:
         notes.append(f"make the optimiser {optimizer_of(case)} in the script")
-    if case.offload.optimizer == "nvme" or case.offload.weights_disk:
-        notes.append("add nvme_path with a fast local disk to each offload_* entry")
-    if case.offload.weights_cpu and case.strategy.zero_stage != PARAMETERS_NEED_STAGE:
+    notes += _offload_notes(case)
+    if weights_share(case.offload) and case.strategy.zero_stage != PARAMETERS_NEED_STAGE:
         notes.append("DeepSpeed moves weights to the host only in ZeRO stage 3")
     if case.strategy.activation_recomputation in {"selective", "full"}:
         notes.append("the script turns recomputation on: model.gradient_checkpointing_enable()")
     return tuple(notes)
+
+
+def _offload_notes(case: ExportCase) -> list[str]:
+    """Return what DeepSpeed's switches for offloading leave to the reader."""
+    offload, notes = case.offload, []
+    if offload.optimizer == "nvme" or offload.weights_disk:
+        notes.append(f"nvme_path is {NVME_PATH}: name the directory of your fastest local disk")
+    if 0 < weights_share(offload) < 1:
+        notes.append("DeepSpeed moves all weights or none: a share of them is all of them")
+    if offload.activations_cpu and case.strategy.activation_recomputation in {None, "none"}:
+        notes.append(
+            "DeepSpeed moves checkpoints alone to the host: without recomputation, wrap the "
+            "forward pass in torch.autograd.graph.save_on_cpu(pin_memory=True)"
+        )
+    return notes
 
 
 def deepspeed_text(case: ExportCase) -> str:

@@ -12,6 +12,7 @@ from planner.exports.training import (
     train_workload,
 )
 from planner.specs.model import ModelSpec
+from planner.workload.training_tiers import weights_share
 
 OPTIMIZERS = {"adamw": "adam", "sgd": "sgd", "lion": "lion"}
 FULLY_SHARDED = 3
@@ -115,9 +116,23 @@ def _memory(case: ExportCase) -> list[str]:
         flags += ["--attention-backend", "flash"]
     if case.offload.optimizer == "cpu":
         flags += ["--optimizer-cpu-offload", "--use-precision-aware-optimizer"]
+    if _moves_activations(case):
+        flags += ["--cpu-offloading-num-layers", str(_layers_away(case))]
     if strategy.gradient_dtype == "bf16":
         flags.append("--grad-reduce-in-bf16")
     return flags
+
+
+def _moves_activations(case: ExportCase) -> bool:
+    """Return whether Megatron-LM can move the activations: one stage, nothing computed again."""
+    plain = case.strategy.activation_recomputation in {None, "none"}
+    return case.offload.activations_cpu > 0 and case.size("pipeline") == 1 and plain
+
+
+def _layers_away(case: ExportCase) -> int:
+    """Return how many layers' activations leave: the last one's are needed at once."""
+    layers = case.shape.num_hidden_layers
+    return min(layers - 1, round(case.offload.activations_cpu * layers))
 
 
 def _pairs(*pairs: tuple[str, object]) -> list[str]:
@@ -129,6 +144,7 @@ def megatron_notes(case: ExportCase) -> Notes:
     notes = ["add the data, the tokenizer (its vocabulary sets the logits) and the learning rate"]
     if steps_of(case) is None:
         notes.append("the plan does not say how long it runs: add --train-iters")
+    notes += _offload_notes(case)
     method = train_workload(case).method
     if method in ADAPTERS | FUSED_UPDATES:
         notes.append(f"Megatron-LM has no method {method}: these arguments train all weights")
@@ -141,6 +157,20 @@ def megatron_notes(case: ExportCase) -> Notes:
             f"schedule {case.strategy.pipeline_schedule}: Megatron-LM runs 1F1B or interleaved"
         )
     return tuple(notes)
+
+
+def _offload_notes(case: ExportCase) -> list[str]:
+    """Return what the plan keeps off the device and Megatron-LM cannot."""
+    notes = []
+    if weights_share(case.offload):
+        notes.append("Megatron-LM keeps the weights on the devices: they are not offloaded")
+    if case.offload.optimizer == "nvme":
+        notes.append("Megatron-LM offloads optimiser states to host memory only, not to NVMe")
+    if case.offload.activations_cpu and not _moves_activations(case):
+        notes.append(
+            "Megatron-LM moves activations to the host only without pipeline and recomputation"
+        )
+    return notes
 
 
 def megatron_text(case: ExportCase) -> str:

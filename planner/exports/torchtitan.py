@@ -4,6 +4,7 @@ from planner.exports.case import ExportCase
 from planner.exports.export import Format, Notes
 from planner.exports.torchrun import torchrun_arguments
 from planner.exports.training import method_notes, steps_of, train_workload
+from planner.workload.training_tiers import weights_share
 
 # The models that torchtitan 0.3 has a full-size configuration for: its module and function.
 CONFIGURATIONS = {
@@ -102,8 +103,12 @@ def torchtitan_notes(case: ExportCase) -> Notes:
             f"ZeRO {case.strategy.zero_stage}: torchtitan shards the weights too, and keeps them "
             "gathered between forward and backward pass"
         )
-    if case.offload.optimizer == "nvme":
+    if case.offload.optimizer == "nvme" or case.offload.weights_disk:
         notes.append("torchtitan offloads to host memory only, not to NVMe")
+    if case.offload.optimizer == "cpu" and not weights_share(case.offload):
+        notes.append("torchtitan moves weights, gradients and optimiser states together")
+    if case.offload.activations_cpu:
+        notes.append("torchtitan does not move activations: wrap the step in save_on_cpu")
     return tuple(notes)
 
 

@@ -7,7 +7,7 @@ from planner.cost.columns import log, where
 from planner.search.constraints import figure
 from planner.specs.estimate import Estimate
 from planner.specs.plan import Objective
-from planner.specs.strategy import Strategy
+from planner.specs.strategy import OffloadSpec, Strategy
 
 # "Balanced" trades in logarithms: doubling the speed outweighs a 9 % higher perplexity, and a
 # fourfold number of devices must bring more than 40 % of speed.
@@ -32,6 +32,13 @@ PLAIN_FIELDS = (
     "zero_shard_size",
     "virtual_pipeline_size",
 )
+AWAY_TITLES = {
+    "weights_cpu": "weights in host memory",
+    "weights_disk": "weights on disk",
+    "kv_cpu": "cache in host memory",
+    "kv_disk": "cache on disk",
+    "activations_cpu": "activations in host memory",
+}
 RECOMPUTATIONS = (None, "none", "selective", "full")
 
 
@@ -150,8 +157,16 @@ def plainness(strategy: Strategy) -> tuple[tuple[int, ...], str]:
     """Return how much a strategy asks for, so that of equals the plainer one goes first."""
     sizes = tuple(getattr(strategy, name) or 0 for name in PLAIN_FIELDS)
     again = RECOMPUTATIONS.index(strategy.activation_recomputation)
-    away = int(strategy.offload is not None and strategy.offload.optimizer != "none")
-    return (*sizes, again, away), strategy.model_dump_json()
+    return (*sizes, again, len(tiers_of(strategy))), strategy.model_dump_json()
+
+
+def tiers_of(strategy: Strategy) -> tuple[str, ...]:
+    """Return what lives off the devices and where, in words."""
+    offload = strategy.offload or OffloadSpec()
+    found = [f"optimiser states on {offload.optimizer}"] * (offload.optimizer != "none")
+    for name, title in AWAY_TITLES.items():
+        found += [title] * (getattr(offload, name) > 0)
+    return tuple(found)
 
 
 def criteria(estimate: Estimate) -> tuple[float, float, float, float]:

@@ -4,10 +4,11 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from planner.search.constraints import unit_of
+from planner.search.rank import AWAY_TITLES, tiers_of
 from planner.specs.base import Dtype
 from planner.specs.estimate import Estimate
 from planner.specs.plan import APPLICABILITY, Rejection
-from planner.specs.strategy import Strategy
+from planner.specs.strategy import OffloadSpec, Strategy
 from planner.workload.setting import Layout
 
 GIB = 1024**3
@@ -31,9 +32,7 @@ def family_of(strategy: Strategy) -> str:
         parts.append(f"ZeRO {strategy.zero_stage}")
     if strategy.activation_recomputation == "full":
         parts.append("full recomputation")
-    if strategy.offload and strategy.offload.optimizer != "none":
-        parts.append(f"optimiser states on {strategy.offload.optimizer}")
-    return ", ".join(parts)
+    return ", ".join((*parts, *tiers_of(strategy)))
 
 
 def family_numbers(strategy: Strategy, layout: Layout) -> float:
@@ -42,14 +41,15 @@ def family_numbers(strategy: Strategy, layout: Layout) -> float:
     It differs exactly where ``family_of`` does: every part takes its own digits.
     """
     number: float = DTYPES.index(strategy.weight_dtype or strategy.compute_dtype or "fp32")
-    offload = strategy.offload.optimizer if strategy.offload else "none"
+    offload = strategy.offload or OffloadSpec()
     parts: tuple[tuple[float, int], ...] = (
         (layout.tensor, LARGEST_GROUP),
         (layout.pipeline, LARGEST_GROUP),
         (layout.context, LARGEST_GROUP),
         (layout.zero_stage, 4),
         (strategy.activation_recomputation == "full", 2),
-        (OFFLOADS.index(offload), len(OFFLOADS)),
+        (OFFLOADS.index(offload.optimizer), len(OFFLOADS)),
+        *((getattr(offload, name) > 0, 2) for name in AWAY_TITLES),
     )
     for part, radix in parts:
         number = number * radix + part

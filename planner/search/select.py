@@ -65,7 +65,7 @@ class Table:
         order = {hardware: index for index, hardware in enumerate(kinds_of_hardware)}
         own = [order[part.question.hardware] for part in self.parts]
         kinds = np.repeat(own, [len(part) for part in self.parts])
-        numbered: Rows = (numbers * len(order) + kinds).astype(np.int64)
+        numbered: Rows = numbers.astype(np.int64) * len(order) + kinds
         return numbered
 
     @cached_property

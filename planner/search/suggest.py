@@ -115,6 +115,7 @@ def _offloaded(request: PlanRequest) -> Iterator[Change]:
         workload=request.workload,
         strategy=request.pins,
         engine=request.engine,
+        host_calibration=request.host_calibration,
     )
     placed = placed_strategy(asked)
     if placed is not None:

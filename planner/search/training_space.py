@@ -18,6 +18,8 @@ from planner.specs.workload import TrainWorkload
 from planner.techniques.registry import get
 from planner.workload.resolve import resolve
 from planner.workload.setting import Layout
+from planner.workload.training_exchange import FULL_SHARDING
+from planner.workload.training_tiers import weights_share
 from planner.workload.validity import Rule, batch_rules, mask, rank_rules, training_rules
 
 MAX_TENSOR_RANKS = 16
@@ -34,6 +36,13 @@ HYBRID = 4
 RECOMPUTATIONS = ("none", "selective", "full")
 # GPipe waits as long as 1F1B and holds more, so it is costed only when it is pinned.
 SCHEDULES = ("1f1b", "interleaved", "zero_bubble")
+# What may leave the devices: optimiser states and their gradients, beside any pipeline; weights,
+# layer by layer, and activations only where one stage holds all layers.
+STATES_AWAY: tuple[JsonObject, ...] = ({}, {"optimizer": "cpu"}, {"optimizer": "nvme"})
+ON_HOST: JsonObject = {"optimizer": "cpu", "weights_cpu": 1.0}
+ON_DISK: JsonObject = {"optimizer": "nvme", "weights_disk": 1.0}
+KEPT_AWAY: JsonObject = {"activations_cpu": 1.0}
+LAYERS_AWAY = (ON_HOST, ON_DISK, KEPT_AWAY, {**ON_HOST, **KEPT_AWAY}, {**ON_DISK, **KEPT_AWAY})
 SIZES = frozenset(
     {
         "data_parallel_size",
@@ -79,10 +88,10 @@ class TrainingSpace:
         """Yield what changes the formulas themselves, one combination after the other."""
         pinned = self.question.pinned
         others = {name: value for name, value in pinned.items() if name not in SIZES}
-        for compute, stages, recomputation, offload in product(
-            self._computes, self._pipeline_sizes, RECOMPUTATIONS, self._offloads
+        for compute, stages, recomputation in product(
+            self._computes, self._pipeline_sizes, RECOMPUTATIONS
         ):
-            for schedule in self._schedules(stages):
+            for schedule, offload in product(self._schedules(stages), self._offloads(stages)):
                 chosen = {
                     "pipeline_parallel_size": stages,
                     "activation_recomputation": recomputation,
@@ -90,8 +99,8 @@ class TrainingSpace:
                 }
                 if schedule:
                     chosen["pipeline_schedule"] = schedule
-                if offload != "none":
-                    chosen["offload"] = {"optimizer": offload}
+                if offload:
+                    chosen["offload"] = offload
                 if all(others.get(name, value) == value for name, value in chosen.items()):
                     yield {**chosen, **others}
 
@@ -114,14 +123,13 @@ class TrainingSpace:
             return (1,)
         return tuple(divisors(question.cluster.num_devices, most))
 
-    @cached_property
-    def _offloads(self) -> tuple[str, ...]:
-        """Return where optimiser states may live; our own runner keeps them on the device."""
-        device, pinned = self.question.device, self.question.request.pins.offload
-        if pinned:
-            return (pinned.optimizer,)
+    def _offloads(self, stages: int) -> tuple[JsonObject, ...]:
+        """Return what may live off the devices; our own runner keeps everything on them."""
+        device = self.question.device
         role = get_engine(self.question.request.engine, device.kind).role
-        return ("none",) if role == "runner" else ("none", "cpu", "nvme")
+        if self.question.request.pins.offload or role == "runner":
+            return ({},)
+        return STATES_AWAY if stages > 1 else (*STATES_AWAY, *LAYERS_AWAY)
 
     def _schedules(self, stages: int) -> tuple[str | None, ...]:
         pinned = self.question.request.pins.pipeline_schedule
@@ -134,11 +142,12 @@ class TrainingSpace:
         schedule = shared.get("pipeline_schedule")
         one = {"data_parallel_size": 1, "micro_batch_size": 1}
         setting = resolve(question.estimate_request(Strategy.model_validate({**shared, **one})))
-        sizes = self._sizes(stages, schedule)
+        fetched = weights_share(setting.offload) > 0
+        sizes = self._sizes(stages, schedule, [FULL_SHARDING] if fetched else self._zero_stages)
         layout = self._layout(stages, sizes)
         shape = np.broadcast_shapes(*(values.shape for values in sizes.values()))
         rules = self.rules(layout, schedule)
-        keep = both(mask(rules), self._worthwhile(layout))
+        keep = both(mask(rules), self._worthwhile(layout, fetched=fetched))
         keep = both(keep, self._as_pinned(layout))
         if not idle:
             keep = both(keep, layout.devices == question.cluster.num_devices)
@@ -157,9 +166,9 @@ class TrainingSpace:
         yield from batch_rules(workload, layout.data, layout.micro_batch)
         yield from training_rules(model, workload, layout, schedule)
 
-    def _worthwhile(self, layout: Layout) -> Flags:
+    def _worthwhile(self, layout: Layout, *, fetched: bool) -> Flags:
         """Return which layouts are no other layout by another name."""
-        spread = either(layout.zero_stage == 0, layout.state_ranks > 1)
+        spread = either(fetched, either(layout.zero_stage == 0, layout.state_ranks > 1))
         split = either(layout.sequence_parallel == 0, layout.tensor > 1)
         hybrid = both(layout.shard > 1, layout.shard < layout.state_ranks)
         hybrid = either(layout.shard == 0, hybrid)
@@ -170,7 +179,9 @@ class TrainingSpace:
         steps = self.question.request.pins.gradient_accumulation_steps
         return cast("Flags", np.asarray(steps is None or layout.micro_batches == steps))
 
-    def _sizes(self, stages: int, schedule: str | None) -> dict[str, Numbers]:
+    def _sizes(
+        self, stages: int, schedule: str | None, zero_stages: list[int]
+    ) -> dict[str, Numbers]:
         """Return the numbers of each open choice, each along its own dimension."""
         chunks = self._chunks(stages) if schedule == "interleaved" else [1]
         open_choices = {
@@ -178,7 +189,7 @@ class TrainingSpace:
             "context_parallel_size": self._context_sizes,
             "expert_parallel_size": self._expert_sizes,
             "virtual_pipeline_size": chunks,
-            "zero_stage": self._zero_stages,
+            "zero_stage": zero_stages,
             "sequence_parallel": [0, 1] if len(self._tensor_sizes) > 1 else [0],
             "micro_batch_size": divisors(self.workload.global_batch_size, MAX_MICRO_BATCH),
         }

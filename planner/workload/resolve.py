@@ -59,13 +59,7 @@ FORMAT_BY_QUANTIZATION: dict[str, tuple[Dtype, Dtype]] = {
 EIGHT_BIT_FLOATS = {"fp8", "nvfp4"}
 
 
-INFERENCE_OFFLOAD = {
-    "weights_cpu": 0.0,
-    "weights_disk": 0.0,
-    "kv_cpu": 0.0,
-    "kv_disk": 0.0,
-    "activations_cpu": 0.0,
-}
+INFERENCE_OFFLOAD = {"kv_cpu": 0.0, "kv_disk": 0.0}
 TRAINING_OFFLOAD = {"optimizer": "none"}
 
 
@@ -211,7 +205,7 @@ def _refuse_offload_of_the_other_kind(offload: OffloadSpec, *, training: bool) -
     """Refuse shares that would change nothing: training moves states, inference tensors."""
     for name, nothing in (INFERENCE_OFFLOAD if training else TRAINING_OFFLOAD).items():
         if getattr(offload, name) != nothing:
-            where = "when training: give offload.optimizer" if training else "without training"
+            where = "when training, which has no cache" if training else "without training"
             raise NotCoveredError(
                 f"offload.{name} is {getattr(offload, name)!r}: it is not costed {where}, "
                 "or leave it out",
@@ -319,6 +313,14 @@ def _default_kv(weight: Dtype, activation: Dtype, engine: Engine) -> Dtype:
     return activation if activation in WIDE else "bf16"
 
 
+def usual_stage(strategy: Strategy) -> int:
+    """Return the ZeRO stage of a strategy that names none: what it offloads must be sharded."""
+    offload = strategy.offload or OffloadSpec()
+    if offload.weights_cpu or offload.weights_disk:
+        return 3
+    return 2 if offload.optimizer != "none" else 0
+
+
 def _training_defaults(
     request: EstimateRequest, engine: Engine, layout: Layout, weight: Dtype
 ) -> dict[str, object]:
@@ -341,7 +343,7 @@ def _training_defaults(
     return {
         "compute_dtype": given.compute_dtype or ("bf16" if weight != "fp32" else "fp32"),
         "activation_dtype": given.activation_dtype or given.compute_dtype or plain,
-        "zero_stage": given.zero_stage or 0,
+        "zero_stage": usual_stage(given) if given.zero_stage is None else given.zero_stage,
         "micro_batch_size": micro,
         "gradient_accumulation_steps": steps,
         "pipeline_schedule": given.pipeline_schedule or ("1f1b" if layout.pipeline > 1 else None),

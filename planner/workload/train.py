@@ -1,12 +1,9 @@
 """One training step: forward, backward, recomputation, bubble, exposed communication, update."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.cost.activations import operand_width, score_bytes
 from planner.cost.columns import maximum, where
-from planner.cost.communication import (
-    transfer_seconds,
-)
 from planner.cost.compute import attention_work, layer_pairs, matmul_flops
 from planner.cost.dtypes import WIDE, element_bytes
 from planner.cost.equation import Ledger
@@ -18,19 +15,19 @@ from planner.specs.workload import TrainWorkload
 from planner.workload.forward import elementwise_bytes
 from planner.workload.outcome import Outcome, performance_of
 from planner.workload.setting import Rates, Setting, rates_of
-from planner.workload.training_exchange import GROUP, Exchange, step_line
-from planner.workload.training_memory import (
+from planner.workload.training_exchange import FULL_SHARDING, GROUP, Exchange, step_line
+from planner.workload.training_memory import filled_ratio, micro_batch_bytes, training_memory
+from planner.workload.training_methods import (
     ADAPTER_METHODS,
-    filled_ratio,
     optimizer_of,
+    state_bytes_each,
     trained_parameters,
-    training_memory,
 )
+from planner.workload.training_tiers import Traffic, TrainingTiers, anything_away
 
 # Forward is one pass over the weights; backward is one for the inputs and one for the weights,
 # of which frozen weights need only the first.
 FULL_PASSES, ADAPTER_PASSES = 3, 2
-# the ZeRO stage that also splits the weights
 # Softmax and dropout each write their result and read it again.
 SCORE_TRIPS = 2
 # A norm in single fp32 operators copies, squares, averages, scales, casts and weighs, with 2 or
@@ -45,8 +42,6 @@ SHARDED_GRADIENTS = 2  # the ZeRO stage from which on every micro-batch reduces 
 ISSUE_PASSES = 3
 # The optimiser reads weight, gradient and states and writes weight and states.
 UPDATE_READS_AND_WRITES = 2
-# Two sockets with eight channels of DDR4-3200 stream about this much in practice.
-HOST_MEMORY_BYTES_PER_S = 200e9
 
 
 @dataclass(frozen=True)
@@ -69,7 +64,7 @@ def train(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outcome:
     """Return what one training step costs, and the whole run when its length is given."""
     step = _Step(setting, workload, ledger)
     memory = training_memory(setting, ledger, workload)
-    micro = step.micro_batch()
+    micro = step.beside_tiers(step.micro_batch())
     exposed, update = step.exchange(micro), step.update()
     layout = setting.layout
     count, chunks = layout.micro_batches, step.bubble_chunks
@@ -129,6 +124,7 @@ class _Step:
         self.pace = pace_of(layers, layout.pipeline, self.linear / layers, self.head)
         self.layer_share = self.pace.layers / layers
         self.links = Exchange(setting, self.rates, ledger, self.tokens)
+        self.tiers = TrainingTiers(setting, ledger)
 
     @property
     def evenness(self) -> float:
@@ -180,6 +176,23 @@ class _Step:
             (matmul + attention) * passes * self.evenness,
             work / rate,
         )
+
+    def beside_tiers(self, micro: _MicroBatch) -> _MicroBatch:
+        """Return a micro-batch with what fetching and storing off the device add to it."""
+        setting, layout = self.setting, self.setting.layout
+        if not anything_away(setting.offload):
+            return micro
+        dtype = setting.strategy.gradient_dtype or "bf16"
+        gathered = zero_shards(layout.zero_stage, FULL_SHARDING, layout.shard_ranks)
+        reduced = zero_shards(layout.zero_stage, SHARDED_GRADIENTS, layout.shard_ranks)
+        whole = Traffic(
+            weights=setting.counts.total / self.share * setting.weight_element_bytes / gathered,
+            gradients=self._trained_per_device() * element_bytes(dtype) / reduced,
+            activations=micro_batch_bytes(setting, self.workload),
+        )
+        forward = 1 / (self.passes + self.recomputed)
+        added = self.tiers.micro_batch(micro.total_s, forward, whole)
+        return replace(micro, communication_s=micro.communication_s + added)
 
     @property
     def _misalignment(self) -> float:
@@ -344,7 +357,7 @@ class _Step:
         states = STATE_BYTES[optimizer_of(self.workload)]
         each = UPDATE_READS_AND_WRITES * (states + setting.plain_element_bytes) + gradient
         if setting.offload.optimizer != "none":
-            return self._offloaded_update(parameters, gradient, each)
+            return self.tiers.update(parameters, state_bytes_each(setting, self.workload))
         return self.ledger.term(
             memory_seconds,
             step_line(self.setting, "Optimiser update", "update", "memory_bandwidth", "update"),
@@ -352,28 +365,3 @@ class _Step:
             memory_bytes_per_s=self.rates.memory_bytes_per_s,
             memory_efficiency=self.rates.stream_efficiency,
         )
-
-    def _offloaded_update(self, parameters: float, gradient: float, each: float) -> float:
-        """Cost an update on the host: gradients down, states through its memory, weights up."""
-        setting = self.setting
-        line = setting.line(GROUP, "Gradients to the host, weights back", "memory_bandwidth")
-        seconds = self.ledger.term(
-            transfer_seconds,
-            line,
-            payload_bytes=parameters * (gradient + setting.plain_element_bytes),
-            link_bytes_per_s=setting.host_link_bytes_per_s,
-        )
-        seconds = seconds + self.ledger.term(
-            transfer_seconds,
-            setting.line(GROUP, "Update in host memory", "memory_bandwidth", "update"),
-            payload_bytes=parameters * each,
-            link_bytes_per_s=HOST_MEMORY_BYTES_PER_S,
-        )
-        if setting.offload.optimizer == "nvme":
-            seconds = seconds + self.ledger.term(
-                transfer_seconds,
-                setting.line(GROUP, "States from and to disk", "memory_bandwidth", "disk"),
-                payload_bytes=parameters * each,
-                link_bytes_per_s=setting.disk_bytes_per_s,
-            )
-        return seconds

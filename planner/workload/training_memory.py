@@ -18,16 +18,11 @@ from planner.cost.activations import (
     score_bytes,
 )
 from planner.cost.columns import where
-from planner.cost.dtypes import SIXTEEN_BIT, WIDE, element_bytes
+from planner.cost.dtypes import WIDE, element_bytes
 from planner.cost.equation import Ledger, Unrecorded
 from planner.cost.memory import MemoryUse, StageMemory, fullest_of
 from planner.cost.training_states import (
-    STATE_BYTES,
-    lora_parameters,
-    lora_widths,
-    output_widths,
     pipeline_in_flight,
-    scale_parameters,
     sharded_state_bytes,
     zero_shards,
 )
@@ -35,47 +30,29 @@ from planner.cost.weights import alike_stages, stage_layers
 from planner.specs.workload import TrainWorkload
 from planner.workload.inference_memory import stage_weight_bytes, usable_bytes
 from planner.workload.setting import Setting
+from planner.workload.training_methods import (
+    ADAPTER_METHODS,
+    FUSED_METHODS,
+    adapts_every_matrix,
+    state_bytes_each,
+    trained_parameters,
+)
+from planner.workload.training_tiers import (
+    StageBytes,
+    activations_left,
+    anything_away,
+    gradients_left,
+    tier_bytes,
+    weights_share,
+)
 
 GROUP = "memory"
-DEFAULT_LORA_RANK = 16
-MASTER_BYTES = 4.0
 BACKWARD_SCORES = 2.0  # scores and probabilities, and the gradients of both beside them
-ADAPTER_METHODS = frozenset({"lora", "qlora", "alphatuning"})
-FUSED_METHODS = frozenset({"lomo", "adalomo"})
-OWN_STATES = FUSED_METHODS | {"qft"}
 
 
 def filled_ratio(setting: Setting, workload: TrainWorkload) -> float:
     """Return the rows that a batch takes per padded row: packed ones hold no padding."""
     return workload.text_ratio if setting.strategy.packed else 1.0
-
-
-def optimizer_of(workload: TrainWorkload) -> str:
-    """Return the optimiser in use: the method's own, the one asked for, or AdamW."""
-    if workload.method in OWN_STATES:
-        return workload.method
-    return workload.optimizer or "adamw"
-
-
-def adapts_every_matrix(setting: Setting, workload: TrainWorkload) -> bool:
-    """Return whether adapters sit on every linear weight, not on queries and values alone."""
-    return (workload.lora_targets or setting.engine.lora_targets) == "all"
-
-
-def trained_parameters(setting: Setting, workload: TrainWorkload) -> float:
-    """Return how many parameters the whole model trains: all, or the adapters alone."""
-    if workload.method not in ADAPTER_METHODS:
-        return float(setting.counts.total)
-    if workload.method == "alphatuning":
-        scales = scale_parameters(
-            num_layers=setting.model.num_hidden_layers, outputs=output_widths(setting.model)
-        )
-        return float(scales)
-    rank = workload.lora_rank or DEFAULT_LORA_RANK
-    widths = lora_widths(setting.model, every=adapts_every_matrix(setting, workload))
-    return float(
-        lora_parameters(num_layers=setting.model.num_hidden_layers, rank=rank, widths=widths)
-    )
 
 
 def training_memory(setting: Setting, ledger: Ledger, workload: TrainWorkload) -> MemoryUse:
@@ -90,26 +67,39 @@ def training_memory(setting: Setting, ledger: Ledger, workload: TrainWorkload) -
     if ledger.records:
         fullest = max(costed, key=lambda index: stages[index].peak_bytes)
         stages[fullest] = _Stage(setting, ledger, workload, fullest).memory()
-    away = _offloaded_bytes(setting, workload, alike)
+    host_bytes, disk_bytes = _bytes_away(setting, workload, alike)
     return MemoryUse(
         stages=tuple(stages),
         capacity_bytes=setting.device.memory_bytes,
         usable_bytes=usable_bytes(setting),
-        host_bytes=away if setting.offload.optimizer == "cpu" else 0.0,
-        disk_bytes=away if setting.offload.optimizer == "nvme" else 0.0,
+        host_bytes=host_bytes,
+        disk_bytes=disk_bytes,
     )
 
 
-def _offloaded_bytes(setting: Setting, workload: TrainWorkload, alike: Sequence[int]) -> float:
-    """Return the bytes of the optimiser states that live off the devices, over one replica."""
-    if setting.offload.optimizer == "none":
-        return 0.0
-    per_rank = sum(
-        alike.count(index) * _Stage(setting, Unrecorded(), workload, index).optimizer_states()
-        for index in sorted(set(alike))
-    )
+def _bytes_away(
+    setting: Setting, workload: TrainWorkload, alike: Sequence[int]
+) -> tuple[float, float]:
+    """Return what host memory and disk hold of all stages and all ranks."""
+    if not anything_away(setting.offload):
+        return 0.0, 0.0
+    ranks = setting.layout.tensor * setting.layout.state_ranks
+    host = disk = 0.0
+    for index in sorted(set(alike)):
+        held = _Stage(setting, Unrecorded(), workload, index).away()
+        host = host + alike.count(index) * ranks * held[0]
+        disk = disk + alike.count(index) * ranks * held[1]
+    return host, disk
+
+
+def micro_batch_bytes(setting: Setting, workload: TrainWorkload) -> float:
+    """Return the activations that one micro-batch keeps on a device of the first stage."""
     layout = setting.layout
-    return per_rank * layout.tensor * zero_shards(layout.zero_stage, 1, layout.shard_ranks)
+    kept, _, _ = _Stage(setting, Unrecorded(), workload, 0).activations()
+    schedule = setting.strategy.pipeline_schedule or "1f1b"
+    return kept / pipeline_in_flight(
+        schedule, 0, layout.pipeline, layout.micro_batches, layout.chunks
+    )
 
 
 def stage_moments(setting: Setting, workload: TrainWorkload) -> tuple[StageMemory, ...]:
@@ -141,11 +131,12 @@ class _Stage:
         setting = self.setting
         factor = setting.factor("memory")
         kept, layer, loss = self.activations()
+        kept = activations_left(setting, self.ledger, kept, self.layers)
         weights, optimizer = self.weights(), self.optimizer_states()
         held = {
-            "weights": weights,
+            "weights": weights * (1 - weights_share(setting.offload)),
             "adapters": self.adapters(),
-            "gradients": self.gradients(),
+            "gradients": gradients_left(setting, self.ledger, self.gradients()),
             "optimizer_states": 0.0 if setting.offload.optimizer != "none" else optimizer,
             "runtime_overhead": self._overhead() * factor,
         }
@@ -160,6 +151,12 @@ class _Stage:
         if setting.engine.loads_before_sharding:
             found.append(self._loading(weights, held["runtime_overhead"]))
         return tuple(found)
+
+    def away(self) -> tuple[float, float]:
+        """Return what host memory and disk hold for this stage's device."""
+        kept, _, _ = self.activations()
+        held = StageBytes(self.weights(), self.gradients(), self.optimizer_states(), kept)
+        return tier_bytes(self.setting, held)
 
     def _loading(self, weights: float, overhead: float) -> StageMemory:
         """Return what a device holds that loads all weights before it cuts them into shards."""
@@ -196,9 +193,14 @@ class _Stage:
         )
 
     def gathered_weights(self, sharded: float) -> float:
-        """Return the two layers that ZeRO-3 holds unsharded while it computes one of them."""
-        shards = self._shards(3)
-        return where(shards > 1, 2 * sharded * shards / max(1, self.layers), 0.0)
+        """Return what is held whole, of sharded or fetched weights, to compute.
+
+        Sharded layers are gathered one ahead. What comes from the host is fetched by halves of a
+        layer, attention or feed-forward: one works while the other arrives.
+        """
+        shards, fetched = self._shards(3), weights_share(self.setting.offload)
+        layer = sharded * shards / max(1, self.layers)
+        return layer * where(shards > 1, 2.0 - fetched, fetched)
 
     def autocast_copies(self) -> float:
         """Return the 16-bit copies of the weights that autocast makes for its products."""
@@ -242,16 +244,8 @@ class _Stage:
 
     def optimizer_states(self) -> float:
         """Return moments, and the fp32 master weights that mixed precision keeps beside them."""
-        setting = self.setting
-        optimizer = optimizer_of(self.workload)
-        scale = element_bytes(setting.strategy.optimizer_dtype or "fp32") / element_bytes("fp32")
-        bytes_each = STATE_BYTES[optimizer] * (scale if optimizer != "adamw_8bit" else 1.0)
-        is_adapter = self.workload.method in ADAPTER_METHODS
-        sixteen = is_adapter or setting.weight_dtype in SIXTEEN_BIT
-        if sixteen and setting.engine.master_weights and optimizer not in FUSED_METHODS:
-            bytes_each += MASTER_BYTES
-        bytes_each += setting.engine.extra_state_bytes
-        return self._state("Optimiser states", "optimizer_states", bytes_each, self._shards(1))
+        each = state_bytes_each(self.setting, self.workload)
+        return self._state("Optimiser states", "optimizer_states", each, self._shards(1))
 
     def _state(self, name: str, key: str, bytes_each: float, shards: float) -> float:
         return self.ledger.term(

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from planner.offload_examples import T4_HOST, reproduced
+from planner.search import suggest
 from planner.search.placement import (
     SHARES,
     best_batch,
@@ -17,6 +18,7 @@ from planner.search.placement import (
     tokens_per_second,
 )
 from planner.specs.estimate import EstimateRequest
+from planner.specs.plan import PlanRequest
 from planner.workload.estimator import estimate_request
 from planner.workload.resolve import resolve
 from tests.planner.asking import LLAMA_8B, TRAIN, search
@@ -156,3 +158,19 @@ def test_a_batch_that_does_not_fit_is_told_where_it_would():
 
     assert not answer.plans
     assert "weights and cache placed over host memory and disk" in titles
+
+
+def test_a_suggested_placement_keeps_what_the_host_was_measured_to_do(monkeypatch):
+    asked = []
+    monkeypatch.setattr(suggest, "placed_strategy", asked.append)
+    factors = {"compute": {"factor": 2.0, "spread": 0.1, "n": 9}}
+    document = {
+        "model": "facebook/opt-66b",
+        "cluster": T4_HOST,
+        "workload": WORK,
+        "host_calibration": {"host": "box", "factors": factors},
+    }
+
+    suggest.suggestions(PlanRequest.model_validate(document), lambda _: None)
+
+    assert asked[0].host_calibration.factors["compute"].factor == 2.0

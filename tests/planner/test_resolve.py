@@ -95,9 +95,7 @@ def test_a_cluster_may_override_the_links_of_its_device():
     assert far.prefill_seconds > near.prefill_seconds
 
 
-@pytest.mark.parametrize(
-    "name", ["weights_cpu", "weights_disk", "kv_cpu", "kv_disk", "activations_cpu"]
-)
+@pytest.mark.parametrize("name", ["kv_cpu", "kv_disk"])
 def test_a_share_that_training_would_ignore_is_refused_by_name(name):
     with pytest.raises(NotCoveredError, match=rf"offload\.{name} is 0.5: .* when training"):
         ask(workload=TRAIN, devices=8, strategy={"offload": {name: 0.5}})

@@ -117,7 +117,12 @@ def test_deepspeeds_batch_multiplies_up():
         ({}, 1, {"stage": 1}),
         ({"optimizer": "cpu"}, 2, {"stage": 2, "offload_optimizer": {"device": "cpu"}}),
         ({"weights_cpu": 1.0}, 3, {"stage": 3, "offload_param": {"device": "cpu"}}),
-        ({"weights_disk": 1.0}, 3, {"stage": 3, "offload_param": {"device": "nvme"}}),
+        (
+            {"weights_disk": 1.0},
+            3,
+            {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/local_nvme"}},
+        ),
+        ({"optimizer": "cpu"}, 0, {"stage": 2, "offload_optimizer": {"device": "cpu"}}),
         ({"weights_cpu": 1.0}, 2, {"stage": 2}),
     ],
 )
@@ -125,6 +130,48 @@ def test_deepspeed_offloads_what_the_plan_offloads(offload, stage, expected):
     config = deepspeed_config(trained(zero_stage=stage, offload=offload))
 
     assert config["zero_optimization"] == expected
+
+
+def test_deepspeed_moves_checkpoints_to_the_host_and_says_what_it_cannot():
+    strategy = {"zero_stage": 2, "offload": {"activations_cpu": 1.0}}
+    plain, again = (trained(**strategy, activation_recomputation=how) for how in ("none", "full"))
+
+    assert deepspeed_config(again)["activation_checkpointing"]["cpu_checkpointing"] is True
+    assert "activation_checkpointing" not in deepspeed_config(plain)
+    assert "save_on_cpu" in " ".join(DEEPSPEED.notes(plain))
+    assert "save_on_cpu" not in " ".join(DEEPSPEED.notes(again))
+
+
+def test_accelerate_reads_where_weights_and_states_go(tmp_path):
+    offload = {"optimizer": "nvme", "weights_disk": 1.0}
+    _, config = load(tmp_path, trained(zero_stage=3, offload=offload))
+
+    assert config.distributed_type == "DEEPSPEED"
+    assert config.deepspeed_config["offload_param_device"] == "nvme"
+    assert config.deepspeed_config["offload_param_nvme_path"] == "/local_nvme"
+    assert config.deepspeed_config["offload_optimizer_nvme_path"] == "/local_nvme"
+
+
+def test_megatron_moves_activations_of_all_layers_but_the_last():
+    strategy = {"offload": {"activations_cpu": 1.0}, "data_parallel_size": 8}
+    line = shlex.join(megatron_arguments(trained(**strategy)))
+    piped = trained(**strategy, pipeline_parallel_size=4)
+
+    assert "--cpu-offloading-num-layers 31" in line
+    assert "--cpu-offloading" not in shlex.join(megatron_arguments(piped))
+    assert "only without pipeline" in " ".join(MEGATRON.notes(piped))
+
+
+@pytest.mark.parametrize(
+    ("offload", "said"),
+    [
+        ({"optimizer": "cpu"}, "weights, gradients and optimiser states together"),
+        ({"activations_cpu": 1.0}, "does not move activations"),
+        ({"weights_disk": 1.0}, "not to NVMe"),
+    ],
+)
+def test_torchtitan_says_what_it_offloads_otherwise(offload, said):
+    assert said in " ".join(TORCHTITAN.notes(trained(zero_stage=3, offload=offload)))
 
 
 def test_deepspeeds_file_is_json_and_its_notes_stand_beside_it():

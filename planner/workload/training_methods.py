@@ -1,0 +1,57 @@
+"""What each method of training trains, with which optimiser, and the states that it keeps."""
+
+from planner.cost.dtypes import SIXTEEN_BIT, element_bytes
+from planner.cost.training_states import (
+    STATE_BYTES,
+    lora_parameters,
+    lora_widths,
+    output_widths,
+    scale_parameters,
+)
+from planner.specs.workload import TrainWorkload
+from planner.workload.setting import Setting
+
+DEFAULT_LORA_RANK = 16
+MASTER_BYTES = 4.0
+ADAPTER_METHODS = frozenset({"lora", "qlora", "alphatuning"})
+FUSED_METHODS = frozenset({"lomo", "adalomo"})
+OWN_STATES = FUSED_METHODS | {"qft"}
+
+
+def optimizer_of(workload: TrainWorkload) -> str:
+    """Return the optimiser in use: the method's own, the one asked for, or AdamW."""
+    if workload.method in OWN_STATES:
+        return workload.method
+    return workload.optimizer or "adamw"
+
+
+def adapts_every_matrix(setting: Setting, workload: TrainWorkload) -> bool:
+    """Return whether adapters sit on every linear weight, not on queries and values alone."""
+    return (workload.lora_targets or setting.engine.lora_targets) == "all"
+
+
+def trained_parameters(setting: Setting, workload: TrainWorkload) -> float:
+    """Return how many parameters the whole model trains: all, or the adapters alone."""
+    if workload.method not in ADAPTER_METHODS:
+        return float(setting.counts.total)
+    if workload.method == "alphatuning":
+        scales = scale_parameters(
+            num_layers=setting.model.num_hidden_layers, outputs=output_widths(setting.model)
+        )
+        return float(scales)
+    rank = workload.lora_rank or DEFAULT_LORA_RANK
+    widths = lora_widths(setting.model, every=adapts_every_matrix(setting, workload))
+    return float(
+        lora_parameters(num_layers=setting.model.num_hidden_layers, rank=rank, widths=widths)
+    )
+
+
+def state_bytes_each(setting: Setting, workload: TrainWorkload) -> float:
+    """Return the bytes of moments and fp32 master weights per trained parameter."""
+    optimizer = optimizer_of(workload)
+    scale = element_bytes(setting.strategy.optimizer_dtype or "fp32") / element_bytes("fp32")
+    bytes_each = STATE_BYTES[optimizer] * (scale if optimizer != "adamw_8bit" else 1.0)
+    sixteen = workload.method in ADAPTER_METHODS or setting.weight_dtype in SIXTEEN_BIT
+    if sixteen and setting.engine.master_weights and optimizer not in FUSED_METHODS:
+        bytes_each += MASTER_BYTES
+    return bytes_each + setting.engine.extra_state_bytes

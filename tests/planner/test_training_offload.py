@@ -1,0 +1,285 @@
+"""Training beyond the devices' memory: what each tier holds, what the way there takes."""
+
+import pytest
+
+from planner.cost.offload import (
+    gradient_bucket_bytes,
+    kept_on_device_bytes,
+    shared_link_rate,
+    update_seconds,
+)
+from planner.specs.strategy import Strategy
+from planner.workload.resolve import usual_stage
+from tests.planner.asking import LLAMA_8B, TRAIN, ask, held, search
+
+GB = 10**9
+V100 = {"device": "v100-sxm2-32gb", "host_memory_bytes": 1500 * GB}
+HALF = {"weight_dtype": "fp16", "compute_dtype": "fp16", "attention": "eager"}
+
+
+def gpt(layers, hidden):
+    """Return the GPT-2 shapes that the papers train, as a config.json."""
+    return {
+        "model_type": "gpt2",
+        "n_layer": layers,
+        "n_embd": hidden,
+        "n_head": 32,
+        "vocab_size": 50257,
+        "n_positions": 1024,
+        "activation_function": "gelu",
+    }
+
+
+def trained(model=LLAMA_8B, cluster=None, batch=8, offload=None, workload=None, **strategy):
+    return ask(
+        model=model,
+        cluster={"device": "a100-sxm4-80gb", **(cluster or {})},
+        workload={**TRAIN, "global_batch_size": batch, **(workload or {})},
+        engine=strategy.pop("engine", "deepspeed"),
+        strategy={"micro_batch_size": 1, **strategy, "offload": offload or {}},
+    )
+
+
+def zero_offload(layers, micro):
+    return ask(
+        model=gpt(layers, 4096),
+        cluster=V100,
+        workload={**TRAIN, "sequence_length": 1024, "global_batch_size": 512},
+        engine="deepspeed",
+        strategy={
+            **HALF,
+            "micro_batch_size": micro,
+            "activation_recomputation": "full",
+            "offload": {"optimizer": "cpu"},
+        },
+    )
+
+
+def term(found, key):
+    return [one for one in found.terms if one.key == key]
+
+
+@pytest.mark.parametrize(("billions", "published"), [(1, 0.22), (4, 1.03), (10, 2.57)])
+def test_an_update_on_the_host_takes_what_deepspeeds_cpu_adam_takes(billions, published):
+    """Ren et al. 2021, table 4, on a host that streams 200 GB/s."""
+    seconds = update_seconds(
+        parameters=billions * 1e9,
+        bytes_per_element=28,
+        sharers=1,
+        tier_bytes_per_s=200e9,
+        efficiency=0.55,
+    )
+
+    assert seconds == pytest.approx(published, rel=0.17)
+
+
+def test_ten_billion_parameters_train_at_the_published_speed_on_one_v100():
+    found = zero_offload(50, micro=8)
+
+    assert found.fits
+    reached = found.performance.model_flops_per_second_per_device
+    assert reached == pytest.approx(40e12, rel=0.1)
+
+
+@pytest.mark.parametrize(("layers", "fits"), [(50, True), (65, True), (80, False)])
+def test_thirteen_billion_parameters_are_the_most_that_one_v100_takes(layers, fits):
+    """65 layers are 13 billion parameters; 80 are 16 billion, whose weights alone fill it."""
+    assert zero_offload(layers, micro=1).fits is fits
+
+
+def test_forty_billion_parameters_fit_one_v100_when_the_weights_leave_too():
+    """DeepSpeed's post on ZeRO-3 Offload: over 40 B on one V100 with 1.5 TB beside it."""
+    found = ask(
+        model=gpt(50, 8192),
+        cluster=V100,
+        workload={**TRAIN, "sequence_length": 1024, "global_batch_size": 8},
+        engine="deepspeed",
+        strategy={
+            **HALF,
+            "activation_recomputation": "full",
+            "offload": {"optimizer": "cpu", "weights_cpu": 1.0},
+        },
+    )
+
+    assert found.fits
+    assert found.strategy.zero_stage == 3
+    assert 500 * GB < found.memory.host_bytes < 1500 * GB
+
+
+@pytest.mark.parametrize(("place", "field"), [("cpu", "host_bytes"), ("disk", "disk_bytes")])
+def test_weights_are_held_by_their_tier_to_the_byte(place, field):
+    home, away = trained(), trained(offload={f"weights_{place}": 1.0})
+
+    assert held(away, "weights") == 0
+    assert getattr(away.memory, field) == held(home, "weights")
+
+
+def test_half_the_weights_are_half_there():
+    home, away = trained(), trained(offload={"weights_cpu": 0.5})
+
+    assert held(away, "weights") == pytest.approx(held(home, "weights") / 2, abs=1)
+    assert away.memory.host_bytes == pytest.approx(held(home, "weights") / 2, abs=1)
+
+
+def test_fetched_weights_need_room_for_one_layer():
+    home, away = trained(), trained(offload={"weights_cpu": 1.0})
+
+    assert held(away, "buffers") - held(home, "buffers") == pytest.approx(
+        held(home, "weights") / 32, rel=1e-6
+    )
+
+
+def test_gradients_leave_with_the_states_and_a_bucket_stays():
+    home, away = trained(), trained(offload={"optimizer": "cpu"})
+
+    assert held(away, "gradients") == 10**9
+    states = held(home, "optimizer_states") + held(home, "gradients")
+    assert away.memory.host_bytes == pytest.approx(states, abs=1)
+
+
+def test_megatron_keeps_its_gradients_on_the_device():
+    base = {"engine": "megatron"}
+    home, away = trained(**base), trained(**base, offload={"optimizer": "cpu"})
+
+    assert held(away, "gradients") == held(home, "gradients")
+
+
+def test_every_copy_of_unsharded_states_is_counted_on_the_host():
+    cluster = {"devices_per_node": 4}
+    whole, shared = (
+        trained(cluster=cluster, offload={"optimizer": "cpu"}, zero_stage=stage).memory.host_bytes
+        for stage in (0, 2)
+    )
+
+    assert whole == pytest.approx(4 * shared, rel=1e-6)
+
+
+def test_activations_leave_but_for_two_layers():
+    home, away = trained(), trained(offload={"activations_cpu": 1.0})
+
+    kept = next(one.value for one in home.terms if one.name == "Activations")
+    assert away.memory.host_bytes == pytest.approx(kept, rel=0.01)
+    left = held(home, "activations") - held(away, "activations")
+    assert left == pytest.approx(kept * 30 / 32, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "offload",
+    [
+        {"optimizer": "cpu"},
+        {"optimizer": "nvme"},
+        {"weights_cpu": 1.0},
+        {"weights_disk": 1.0},
+        {"activations_cpu": 1.0},
+        {"optimizer": "nvme", "weights_disk": 1.0, "activations_cpu": 1.0},
+    ],
+)
+def test_nothing_is_free_but_memory(offload):
+    home, away = trained(), trained(offload=offload)
+
+    assert away.performance.step_seconds > 0.999 * home.performance.step_seconds
+    assert away.memory.per_device_peak_bytes < home.memory.per_device_peak_bytes
+
+
+def test_a_long_enough_micro_batch_hides_what_is_fetched():
+    """The loads of a micro-batch do not grow with it, its work does."""
+    few, many = (
+        [
+            trained(batch=size, micro_batch_size=size, offload=offload).performance.step_seconds
+            for offload in ({}, {"weights_cpu": 1.0})
+        ]
+        for size in (1, 16)
+    )
+
+    assert few[1] > 1.5 * few[0]
+    assert many[1] == pytest.approx(many[0], rel=0.05)
+
+
+def test_ranks_of_a_node_share_its_disk_and_not_their_links():
+    offload = {"optimizer": "nvme"}
+    cluster = {"disk_bandwidth_bytes_per_second": 10e9}
+    one, four = (
+        trained(cluster={**cluster, "devices_per_node": n}, batch=8, offload=offload, zero_stage=3)
+        for n in (1, 4)
+    )
+    alone, shared = (
+        next(t.value for t in term(found, "disk") if t.name == "States from and to disk")
+        for found in (one, four)
+    )
+
+    assert alone == pytest.approx(shared, rel=1e-6)
+
+
+def test_a_faster_disk_updates_faster():
+    slow, fast = (
+        trained(
+            offload={"optimizer": "nvme"}, cluster={"disk_bandwidth_bytes_per_second": rate}
+        ).performance.step_seconds
+        for rate in (2e9, 20e9)
+    )
+
+    assert fast < 0.3 * slow
+
+
+def test_the_record_explains_where_the_time_goes():
+    found = trained(offload={"optimizer": "nvme", "weights_disk": 1.0, "activations_cpu": 0.5})
+    keys = {one.key for one in found.terms if one.group == "train_step"}
+
+    assert {"overlap_forward", "overlap_backward", "overlap_update", "disk", "link"} <= keys
+    names = {one.key for one in found.terms if one.group == "memory"}
+    assert {"gradient_bucket", "kept_on_device"} <= names
+
+
+@pytest.mark.parametrize(
+    ("offload", "stage"),
+    [({}, 0), ({"optimizer": "cpu"}, 2), ({"weights_cpu": 1.0}, 3), ({"weights_disk": 0.5}, 3)],
+)
+def test_what_is_offloaded_is_sharded_unless_told(offload, stage):
+    assert usual_stage(Strategy.model_validate({"offload": offload})) == stage
+
+
+def test_the_search_offers_to_move_the_weights_of_a_model_that_nothing_else_fits():
+    found = search(
+        model="facebook/opt-30b",
+        cluster=V100,
+        workload={**TRAIN, "sequence_length": 1024, "global_batch_size": 64},
+        engine="deepspeed",
+    )
+    best = found.plans[0].strategy
+
+    assert best.offload.weights_cpu == 1.0
+    assert best.zero_stage == 3
+    assert "zero_infinity" in found.plans[0].techniques
+
+
+def test_a_pinned_offload_is_searched_with_everything_else_open():
+    found = search(
+        cluster={"device": "a100-sxm4-80gb", "devices_per_node": 4},
+        workload=TRAIN,
+        engine="deepspeed",
+        pins={"offload": {"optimizer": "cpu"}},
+    )
+
+    assert found.searched.strategies > 10
+    assert all(plan.strategy.offload.optimizer == "cpu" for plan in found.plans)
+
+
+def test_the_products_own_runner_keeps_everything_on_its_devices():
+    found = search(workload=TRAIN, cluster={"device": "h200-sxm-141gb"}, engine="torch")
+
+    assert all(plan.strategy.offload is None for plan in found.plans)
+
+
+def test_no_more_than_all_is_kept_and_no_less_than_a_bucket():
+    assert kept_on_device_bytes(kept_bytes=100.0, away_share=1.0, num_layers=1) == 100.0
+    assert kept_on_device_bytes(kept_bytes=100.0, away_share=1.0, num_layers=50) == 4.0
+    assert gradient_bucket_bytes(gradient_bytes=5.0, bucket_bytes=9.0) == 5.0
+
+
+def test_many_ranks_share_what_the_hosts_memory_gives():
+    rates = [
+        shared_link_rate(link_bytes_per_s=16e9, tier_bytes_per_s=64e9, sharers=ranks)
+        for ranks in (1, 4, 16)
+    ]
+
+    assert rates == [16e9, 16e9, 4e9]
