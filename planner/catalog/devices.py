@@ -29,6 +29,12 @@ NUMBERS = (
     "host_to_device_bandwidth_bytes_per_second",
     "tdp_watts",
 )
+# What names carry beside what a device is told by: who made it, and for whom.
+MAKERS = frozenset(
+    {"nvidia", "amd", "intel", "google", "aws", "geforce", "tesla", "instinct", "radeon"}
+)
+SIZE = re.compile(r"(.+)-(\d+)gb")
+SIZE_ROUNDING = 0.1  # names round, and count in gigabytes or gibibytes
 TEXTS = ("id", "name", "vendor", "kind", "link", "source", "notes")
 
 
@@ -67,6 +73,10 @@ def _devices() -> dict[str, DeviceSpec]:
     return {row["id"]: _device(row) for row in rows}
 
 
+def _without_maker(slug: str) -> str:
+    return "-".join(word for word in slug.split("-") if word not in MAKERS)
+
+
 @cache
 def _ids_by_name() -> dict[str, str]:
     names: dict[str, str] = {}
@@ -76,9 +86,25 @@ def _ids_by_name() -> dict[str, str]:
     return {**names, **{device_id: device_id for device_id in _devices()}}
 
 
+@cache
+def _ids_by_short_name() -> dict[str, str]:
+    return {_without_maker(name): found for name, found in _ids_by_name().items()}
+
+
 def list_devices() -> tuple[DeviceSpec, ...]:
     """Return every device of the catalog, in the order of its file."""
     return tuple(_devices().values())
+
+
+def _id_of(slug: str) -> str | None:
+    """Return the id that a slug stands for, with or without its maker and its memory."""
+    names, short = _ids_by_short_name(), _without_maker(slug)
+    found = _ids_by_name().get(slug) or names.get(short)
+    sized = SIZE.fullmatch(short)
+    if found or sized is None or sized[1] not in names:
+        return found
+    told, held = float(sized[2]) * 1e9, _devices()[names[sized[1]]].memory_bytes
+    return names[sized[1]] if abs(held / told - 1.0) <= SIZE_ROUNDING else None
 
 
 def get_device(name: str) -> DeviceSpec:
@@ -87,7 +113,7 @@ def get_device(name: str) -> DeviceSpec:
     Raises:
         UnknownDeviceError: the catalog has no such name; the message gives the nearest ones.
     """
-    found = _ids_by_name().get(device_slug(name))
+    found = _id_of(device_slug(name))
     if found is None:
         nearest = nearest_names(device_slug(name), _ids_by_name())
         raise UnknownDeviceError(

@@ -4,6 +4,7 @@ A figure is looked up in the engine's own table first and in that of the device'
 """
 
 import hashlib
+import re
 from functools import cache
 from typing import Any, Literal
 
@@ -105,17 +106,44 @@ def generic_engines() -> dict[str, EngineRole]:
     return {key: role for role in ("serving", "training") for key in generic[role]}
 
 
+def engine_slug(name: str) -> str:
+    """Return an engine's name in lower case, other characters as one underscore.
+
+    >>> engine_slug("TensorRT-LLM")
+    'tensorrt_llm'
+    """
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+
+
 @cache
-def get_engine(key: str | None, kind: DeviceKind) -> Engine:
+def _names_by_slug() -> dict[str, str]:
+    tables = data_toml("engines.toml")
+    names = (*generic_engines(), *tables["engines"], *tables["aliases"])
+    return {engine_slug(name): name for name in names}
+
+
+def engine_name(key: str | None) -> str:
+    """Return the catalog's own name of an engine, or what was given where it has none."""
+    found = _names_by_slug().get(engine_slug(key), key) if key else DEFAULT_ENGINE
+    aliases: dict[str, str] = data_toml("engines.toml")["aliases"]
+    return aliases.get(found or "", found) or DEFAULT_ENGINE
+
+
+@cache
+def get_engine(key: str | None, kind: DeviceKind, *, training: bool = False) -> Engine:
     """Return an engine's figures on a kind of device.
 
     Assumes that an engine without a table of its own behaves as its role does: it comes back
-    with ``is_generic``, which the estimate turns into a warning and wider intervals.
+    with ``is_generic``, which the estimate turns into a warning and wider intervals. So does one
+    that serves, asked to train.
     """
     tables = data_toml("engines.toml")
-    name = tables["aliases"].get(key, key) or DEFAULT_ENGINE
+    name = engine_name(key)
     own = tables["engines"].get(name)
-    role: EngineRole = own["role"] if own else generic_engines().get(name, "serving")
+    if training and own and own["role"] == "serving":
+        own = None
+    told = generic_engines().get(name, "serving")
+    role: EngineRole = own["role"] if own else "training" if training else told
     fitted = fitted_factors(name, kind, role)
     habits = {"any": arrival_priors(), **fitted.get("arrival_factors", {})}
     return Engine.model_validate(

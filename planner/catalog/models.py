@@ -1,6 +1,7 @@
 """The model catalog: real published configs, by Hugging Face id, compared without case."""
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cache
 
@@ -11,6 +12,10 @@ from planner.errors import UnknownModelError
 from planner.specs.model import ModelSpec
 
 __all__ = ["ModelEntry", "get_model", "list_models", "model_from_config"]
+
+WORDS = re.compile(r"[a-z]+|\d+(?:\.\d+)*")
+# Words of a name that say how weights were tuned or written down, never how many there are.
+SAME_SHAPE = frozenset({"meta", "instruct", "chat", "base", "it", "hf"})
 
 
 @dataclass(frozen=True)
@@ -45,11 +50,39 @@ def _entries() -> dict[str, ModelEntry]:
 
 @cache
 def _ids_by_name() -> dict[str, str]:
-    names = {}
-    for entry in _entries().values():
-        for name in (entry.id, *entry.aliases):
-            names[name.lower()] = entry.id
-    return names
+    """Return the catalog's ids by every name of a model, as it is written."""
+    entries = _entries().values()
+    return {name: entry.id for entry in entries for name in (entry.id, *entry.aliases)}
+
+
+@cache
+def _ids_by_lower_name() -> dict[str, str]:
+    return {name.lower(): found for name, found in _ids_by_name().items()}
+
+
+def shape_key(name: str) -> tuple[str, ...]:
+    """Return the words of a name that tell a model's shape: not whose copy, not what tuned it.
+
+    >>> shape_key("NousResearch/Llama-2-7b-chat-hf")
+    ('llama', '2', '7', 'b')
+    """
+    words = WORDS.findall(name.lower().rpartition("/")[2])
+    return tuple(word for word in words if word not in SAME_SHAPE)
+
+
+@cache
+def _ids_by_shape() -> dict[tuple[str, ...], str]:
+    """Return the ids by their telling words, with and without a version, where only one has them.
+
+    A name that ends in a version also goes by what comes before it.
+    """
+    found: dict[tuple[str, ...], set[str]] = {}
+    for name, model_id in _ids_by_name().items():
+        key = shape_key(name)
+        keys = {key, key[: key.index("v")]} if "v" in key[1:] else {key}
+        for one in keys:
+            found.setdefault(one, set()).add(model_id)
+    return {key: min(ids) for key, ids in found.items() if len(ids) == 1}
 
 
 def list_models() -> tuple[ModelEntry, ...]:
@@ -63,7 +96,8 @@ def get_entry(model_id: str) -> ModelEntry:
     Raises:
         UnknownModelError: the catalog has no such name; the message gives the nearest ones.
     """
-    found = _ids_by_name().get(model_id.strip().lower())
+    named = model_id.strip()
+    found = _ids_by_lower_name().get(named.lower()) or _ids_by_shape().get(shape_key(named))
     if found is None:
         nearest = nearest_names(model_id, _ids_by_name())
         raise UnknownModelError(
@@ -81,7 +115,12 @@ def get_model(model_id: str) -> ModelSpec:
     Raises:
         UnknownModelError: the catalog has no such name; the message gives the nearest ones.
     """
-    return _model(get_entry(model_id).id)
+    entry = get_entry(model_id)
+    spec = _model(entry.id)
+    if model_id.strip().lower() in _ids_by_lower_name():
+        return spec
+    told = f"{model_id} is no id of the catalog: it is read as {entry.id}, whose shape it shares"
+    return spec.model_copy(update={"note": f"{told}; {spec.note}" if spec.note else told})
 
 
 @cache

@@ -1,7 +1,8 @@
 """Weight formats that are named by how their file is packed: GGUF mixes, and any mean of bits.
 
-``gguf:q4_k_m`` has its sizes in the catalog; ``exl2:4.25`` (or any other method, a colon and a
-number) keeps that many bits per linear weight and 16 bits for embedding and head.
+``gguf:q4_k_m`` has its sizes in the catalog, ``gguf:3.9`` is a mix of so many bits; ``exl2:4.25``
+(or any other method, a colon and a number) keeps that many bits per linear weight and 16 bits for
+embedding and head.
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from planner.errors import UnknownNameError
 from planner.specs.base import Dtype
 
 PLAIN_BITS = 16.0
+MIXED_HEAD_BITS = 6.5625  # what GGUF mixes keep the output head in
 FEWEST_BITS, MOST_BITS = 0.5, 32.0
 # The dtype that stands for a packed format where only a dtype can be named.
 NOMINAL: tuple[tuple[float, Dtype], ...] = ((2.0, "ternary"), (6.0, "int4"), (9.0, "int8"))
@@ -66,7 +68,7 @@ def packed_format(quantization: str | None) -> PackedFormat | None:
     if kind in table:
         return PackedFormat(*table[kind])
     bits = _number(kind)
-    if table or not FEWEST_BITS <= bits <= MOST_BITS:
+    if not method or not FEWEST_BITS <= bits <= MOST_BITS:
         nearest = nearest_names(kind, tuple(table))
         raise UnknownNameError(
             f"quantization is {quantization!r}: {method} has no such format; "
@@ -74,6 +76,8 @@ def packed_format(quantization: str | None) -> PackedFormat | None:
             "strategy.quantization",
             nearest=nearest,
         )
+    if table:  # a mix of the method's types, of so many bits: embedding and head as in its mixes
+        return PackedFormat(bits, min(bits, PLAIN_BITS), max(bits, MIXED_HEAD_BITS))
     return PackedFormat(bits, PLAIN_BITS, PLAIN_BITS)
 
 

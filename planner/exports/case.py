@@ -7,7 +7,7 @@ from planner.specs.cluster import DeviceSpec
 from planner.specs.model import ModelSpec
 from planner.specs.plan import PlannedStrategy
 from planner.specs.strategy import OffloadSpec, Strategy
-from planner.specs.workload import GenerateWorkload, ServeWorkload, Workload
+from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload, Workload
 
 GIB = 1024**3
 # Every node knows its number, and meets the first one at this address and port.
@@ -34,7 +34,8 @@ class ExportCase:
     @property
     def role(self) -> EngineRole:
         """Return what kind of engine the figures are for."""
-        return get_engine(self.plan.engine, self.device.kind).role
+        training = isinstance(self.workload, TrainWorkload)
+        return get_engine(self.plan.engine, self.device.kind, training=training).role
 
     @property
     def offload(self) -> OffloadSpec:

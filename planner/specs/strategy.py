@@ -1,13 +1,31 @@
 """How the work is laid out on the hardware; what is left out takes the engine's default."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
 from planner.specs.base import Dtype, Ratio, SparseSpec
+from planner.specs.spellings import (
+    ATTENTION,
+    DTYPES,
+    RECOMPUTATION,
+    SCHEDULES,
+    read_formats,
+    spelled,
+)
 
 ZeroStage = Annotated[int, Field(ge=0, le=3)]
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
+Recomputation = Literal["none", "selective", "full"]
+Attention = Literal["eager", "flash"]
+NamedDtype = Annotated[Dtype, BeforeValidator(spelled(get_args(Dtype), DTYPES))]
+NamedSchedule = Annotated[
+    PipelineSchedule, BeforeValidator(spelled(get_args(PipelineSchedule), SCHEDULES))
+]
+NamedRecomputation = Annotated[
+    Recomputation, BeforeValidator(spelled(get_args(Recomputation), RECOMPUTATION))
+]
+NamedAttention = Annotated[Attention, BeforeValidator(spelled(get_args(Attention), ATTENTION))]
 
 
 class OffloadSpec(SparseSpec):
@@ -39,10 +57,10 @@ class DisaggregatedSpec(SparseSpec):
 class Strategy(SparseSpec):
     """One way to lay the work out; an estimate returns it with every gap filled."""
 
-    weight_dtype: Dtype | None = None
-    activation_dtype: Dtype | None = None
-    kv_cache_dtype: Dtype | None = None
-    compute_dtype: Dtype | None = None
+    weight_dtype: NamedDtype | None = None
+    activation_dtype: NamedDtype | None = None
+    kv_cache_dtype: NamedDtype | None = None
+    compute_dtype: NamedDtype | None = None
     quantization: str | None = None
     group_size: PositiveInt | None = None
     sparsity: Ratio | None = None
@@ -55,15 +73,15 @@ class Strategy(SparseSpec):
     sequence_parallel: bool | None = None
     zero_stage: ZeroStage | None = None
     zero_shard_size: PositiveInt | None = None
-    pipeline_schedule: PipelineSchedule | None = None
+    pipeline_schedule: NamedSchedule | None = None
     virtual_pipeline_size: PositiveInt | None = None
     micro_batch_size: PositiveInt | None = None
     gradient_accumulation_steps: PositiveInt | None = None
-    activation_recomputation: Literal["none", "selective", "full"] | None = None
-    attention: Literal["eager", "flash"] | None = None
+    activation_recomputation: NamedRecomputation | None = None
+    attention: NamedAttention | None = None
     fused_norms: bool | None = None
-    optimizer_dtype: Dtype | None = None
-    gradient_dtype: Dtype | None = None
+    optimizer_dtype: NamedDtype | None = None
+    gradient_dtype: NamedDtype | None = None
     packed: bool | None = Field(default=None, description="short samples share a row")
     gradient_compression_ratio: Annotated[float, Field(ge=1.0)] | None = None
     synchronization_interval_steps: PositiveInt | None = None
@@ -72,3 +90,8 @@ class Strategy(SparseSpec):
     chunked_prefill: bool | None = None
     speculative: SpeculativeSpec | None = None
     disaggregated: DisaggregatedSpec | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_the_names_of_formats(cls, data: object) -> object:
+        return read_formats(data)

@@ -1,14 +1,23 @@
 """What the hardware is asked to do: serve, generate offline, train or compress."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from planner.specs.base import Ratio, SparseSpec
+from planner.specs.spellings import OPTIMIZERS, spelled
 
 SHARE_ROUNDING = 1e-6
 TrainMethod = Literal["pretrain", "full", "lora", "qlora", "lomo", "adalomo", "qft", "alphatuning"]
 Optimizer = Literal["adamw", "adamw_8bit", "adafactor", "lion", "sgd", "lomo", "adalomo"]
+NamedOptimizer = Annotated[Optimizer, BeforeValidator(spelled(get_args(Optimizer), OPTIMIZERS))]
 CompressMethod = Literal[
     "int8_weight_only",
     "int4_weight_only",
@@ -76,7 +85,7 @@ class TrainWorkload(SparseSpec):
     method: TrainMethod = "full"
     lora_rank: PositiveInt | None = None
     lora_targets: Literal["all", "query_value"] | None = None
-    optimizer: Optimizer | None = None
+    optimizer: NamedOptimizer | None = None
     tokens: PositiveInt | None = None
     padding_ratio: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
     length_schedule: tuple[tuple[PositiveInt, Ratio], ...] | None = None

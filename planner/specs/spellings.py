@@ -1,0 +1,216 @@
+"""What other tools call the choices of a request, read as the planner's own names."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from planner.specs.base import JsonObject
+
+DTYPES: dict[str, str] = {
+    "float32": "fp32",
+    "float": "fp32",
+    "float16": "fp16",
+    "half": "fp16",
+    "bfloat16": "bf16",
+    "float8": "fp8",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+    "mxfp8": "fp8",  # beside the scales of its blocks: a thirty-second
+}
+OPTIMIZERS: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "adam",
+            "adamw_torch",
+            "adamw_torch_fused",
+            "adamw_hf",
+            "adamw_apex_fused",
+            "fused_adam",
+            "fused_adamw",
+            "decoupled_adamw",
+            "distributed_adam",
+            "distributed_fused_adam",
+        ),
+        "adamw",
+    ),
+    **dict.fromkeys(
+        ("adam_8bit", "adam8bit", "adamw8bit", "adamw_bnb_8bit", "8bit_adam", "8bit_adamw"),
+        "adamw_8bit",
+    ),
+    "lion_32bit": "lion",
+    "momentum": "sgd",
+}
+ATTENTION: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "sdpa",
+            "xformers",
+            "flash2",
+            "flash_attention",
+            "flash_attention1",
+            "flash_attention2",
+            "flash_attention_2",
+            "flash_attention_3",
+            "flash_attn",
+            "flash_attn_2",
+        ),
+        "flash",
+    ),
+    **dict.fromkeys(("math", "naive", "standard"), "eager"),
+}
+SCHEDULES: dict[str, str] = {
+    "interleaved_1f1b": "interleaved",
+    "1f1b_interleaved": "interleaved",
+    "interleaved1f1b": "interleaved",
+    "zb": "zero_bubble",
+    "zb_h1": "zero_bubble",
+    "zbh1": "zero_bubble",
+}
+RECOMPUTATION: dict[str, str] = {
+    "true": "full",
+    "uniform": "full",
+    "block": "full",
+    "false": "none",
+    "off": "none",
+    "attention": "selective",
+}
+
+
+def spelled(choices: Iterable[str], others: Mapping[str, str]) -> Callable[[object], object]:
+    """Return what reads another tool's spelling; what it does not know it leaves as it is.
+
+    >>> spelled(("bf16", "fp8"), DTYPES)("BFloat16")
+    'bf16'
+    """
+    own = frozenset(choices)
+
+    def read(value: object) -> object:
+        if not isinstance(value, str | bool):
+            return value
+        slug = re.sub(r"[^a-z0-9]+", "_", str(value).lower()).strip("_")
+        return slug if slug in own else others.get(slug, value)
+
+    return read
+
+
+PLAIN = re.compile(r"(fp32|tf32|fp16|bf16|fp8|int8|int4|nf4|mxfp4|nvfp4|ternary)")
+# Dtypes that are names of a quantisation too, and stay one.
+BOTH = frozenset({"nf4", "fp8", "nvfp4"})
+GGUF = re.compile(r"(?:gguf[ :_-]*)?(i?q\d_\w+)")
+REMARK = re.compile(r"\([^()]*\b(?:default|assumed)\b[^()]*\)")
+GROUP_SIZE = re.compile(r"\bgroup(?:[ _-]?size)?[ _-]*(\d+)")
+BETWEEN = re.compile(r"[^a-z0-9#.]+")
+GROUP = re.compile(r"gs?(\d+)")
+BITS = re.compile(r"(?:int|uint|w|fp|nf)?(\d+(?:\.\d+)?)(?:bits?|bpw)?")
+SAME = {"smoothquant": "w8a8", "llm.int8": "w8a16", "llm.int8()": "w8a16", "none": None}
+METHODS = {
+    "gptq": "gptq",
+    "gptqv2": "gptq",
+    "awq": "awq",
+    "autoawq": "awq",
+    "bnb": "bnb",
+    "bitsandbytes": "bnb",
+    "exl2": "exl2",
+    "exl3": "exl3",
+    "exllamav2": "exl2",
+    "aqlm": "aqlm",
+    "quip": "quip",
+    "quip#": "quip",
+    "vptq": "vptq",
+    "spqr": "spqr",
+    "hqq": "hqq",
+    "higgs": "higgs",
+}
+# Words that change nothing of what the weights take.
+MUTE = frozenset(
+    {"act", "actorder", "order", "desc", "sym", "asym", "dq", "double", "quant", "marlin"}
+    | {"bit", "bits", "bpw", "weight", "only", "g", "torchao", "quanto", "dynamic"}
+)
+# Methods whose weights hold a 16-bit scale and a zero point for each group.
+GROUPED = frozenset({"gptq", "awq"})
+SCALE_BITS = 16.0
+DTYPE_BY_BITS = {"4": "int4", "8": "int8"}
+
+
+def read_quantization(text: str) -> JsonObject:
+    """Return the fields of a strategy that a name of a weight format stands for.
+
+    What it cannot read whole it gives back as it is, to be refused by name.
+
+    >>> read_quantization("gptq-int4 g128 act-order")
+    {'quantization': 'gptq', 'weight_dtype': 'int4', 'group_size': 128}
+    >>> read_quantization("exl2 4.25 bpw"), read_quantization("Q4_K_M")
+    ({'quantization': 'exl2:4.25'}, {'quantization': 'gguf:q4_k_m'})
+    """
+    name = REMARK.sub("", text.lower()).strip()
+    if name in SAME:
+        return {"quantization": SAME[name]}
+    packed = GGUF.fullmatch(name)
+    if packed:
+        return {"quantization": f"gguf:{packed[1]}"}
+    if PLAIN.fullmatch(name) and name not in BOTH:
+        return {"weight_dtype": name}
+    if not name or ":" in name or name in BOTH:
+        return {"quantization": name or None}
+    if PLAIN.fullmatch(name.removeprefix("kv-")) and name.startswith("kv-"):
+        return {"kv_cache_dtype": name[3:]}
+    words = BETWEEN.split(GROUP_SIZE.sub(r"g\1", name.replace("bnb.", "bnb ")))
+    return _of_words([word for word in words if word not in MUTE | {""}]) or {"quantization": text}
+
+
+def _of_words(words: list[str]) -> JsonObject:
+    """Return what the words of a name say together; empty where one of them is not known."""
+    methods = [METHODS[word] for word in words if word in METHODS]
+    groups = [found[1] for word in words if (found := GROUP.fullmatch(word))]
+    rest = [w for w in words if w not in METHODS and not GROUP.fullmatch(w)]
+    if len(rest) > 1 or len(methods) > 1 or len(groups) > 1:
+        return {}
+    bits = BITS.fullmatch(rest[0]) if rest else None
+    if rest and bits is None:
+        return {}
+    size: JsonObject = {"group_size": int(groups[0])} if groups else {}
+    if methods:
+        return _of_method(methods[0], bits[1] if bits else None, size)
+    return {"weight_dtype": rest[0], **size} if rest and PLAIN.fullmatch(rest[0]) else {}
+
+
+def _of_method(method: str, bits: str | None, size: JsonObject) -> JsonObject:
+    """Return the fields of a method with the bits and the group that its name gave."""
+    if method == "bnb":
+        four = {"quantization": "nf4", "weight_dtype": "nf4"}
+        return {"weight_dtype": "int8"} if bits == "8" else four
+    if method not in GROUPED:
+        return {"quantization": f"{method}:{bits}"} if bits else {}
+    if bits is None or bits in DTYPE_BY_BITS:
+        dtype = {"weight_dtype": DTYPE_BY_BITS[bits]} if bits else {}
+        return {"quantization": method, **dtype, **size}
+    return {"quantization": grouped_format(method, float(bits), size.get("group_size"))}
+
+
+def grouped_format(method: str, bits: float, group: int | None) -> str:
+    """Return the name of a format of so many bits with the scale and zero point of each group.
+
+    >>> grouped_format("gptq", 3, 128)
+    'gptq:3.14844'
+    """
+    metadata = (SCALE_BITS + bits) / group if group and group > 0 else 0.0
+    return f"{method}:{bits + metadata:g}"
+
+
+def read_formats(strategy: object) -> object:
+    """Return a strategy with the names of weight formats read; what is given outright wins."""
+    if not isinstance(strategy, dict):
+        return strategy
+    told: JsonObject = {name: value for name, value in strategy.items() if value is not None}
+    stored = told.get("weight_dtype")
+    if isinstance(stored, str) and "quantization" not in told and not _is_dtype(stored):
+        told["quantization"] = told.pop("weight_dtype")
+    named = told.pop("quantization", None)
+    read = read_quantization(named) if isinstance(named, str) else {"quantization": named}
+    return {**({} if read == {"quantization": None} else read), **told}
+
+
+def _is_dtype(name: str) -> bool:
+    slug = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+    return PLAIN.fullmatch(slug) is not None or slug in DTYPES
