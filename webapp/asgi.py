@@ -1,4 +1,4 @@
-"""The ASGI door: ``/live/`` goes to the raw relay, everything else to Django."""
+"""The ASGI door: ``/live/`` goes to the raw relay, beats to their desk, the rest to Django."""
 
 import os
 import signal
@@ -10,7 +10,8 @@ from django.core.asgi import get_asgi_application
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.settings")
 django_application = get_asgi_application()
 
-from webapp.live import stream  # noqa: E402 (Django must be set up first)
+from webapp.api import beat_door  # noqa: E402 (Django must be set up first)
+from webapp.live import stream  # noqa: E402 (as above)
 
 
 async def application(scope: stream.Scope, receive: stream.Receive, send: stream.Send) -> None:
@@ -19,6 +20,8 @@ async def application(scope: stream.Scope, receive: stream.Receive, send: stream
         await _lifespan(receive, send)
     elif scope["type"] == "http" and scope["path"].startswith(stream.PREFIX):
         await stream.application(scope, receive, send)
+    elif scope["type"] == "http" and beat_door.is_beat(scope):
+        await beat_door.application(scope, receive, send)
     else:
         await django_application(scope, receive, send)  # type: ignore[arg-type]  # asgiref narrows
 

@@ -5,7 +5,7 @@ from ninja.security import HttpBearer
 
 from webapp.core.problems import UnauthorizedProblem
 from webapp.hosts.models import Host
-from webapp.hosts.services import host_by_credential
+from webapp.hosts.services import UNKNOWN_CREDENTIAL, host_by_credential
 
 
 class HostAuth(HttpBearer):
@@ -21,10 +21,7 @@ class HostAuth(HttpBearer):
         """
         host = host_by_credential(token)
         if host is None:
-            raise UnauthorizedProblem(
-                "unknown_credential",
-                "No host has this credential. It was rotated or revoked; enrol the host again.",
-            )
+            raise UnauthorizedProblem(*UNKNOWN_CREDENTIAL)
         return host
 
 

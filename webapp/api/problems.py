@@ -56,6 +56,12 @@ def invalid(errors: list[dict[str, Any]]) -> InvalidProblem:
     return InvalidProblem("invalid", detail, errors=listed)
 
 
+def not_authenticated() -> UnauthorizedProblem:
+    """Return the problem of a caller that shows nothing of who it is."""
+    sentence = "Log in, or send this host's credential as `Authorization: Bearer …`."
+    return UnauthorizedProblem("not_authenticated", sentence)
+
+
 def install(api: NinjaAPI) -> None:
     """Answer every expected exception of ``api`` with a problem document."""
 
@@ -73,8 +79,7 @@ def install(api: NinjaAPI) -> None:
 
     @api.exception_handler(AuthenticationError)
     def on_unknown(_request: HttpRequest, _error: AuthenticationError) -> HttpResponse:
-        sentence = "Log in, or send this host's credential as `Authorization: Bearer …`."
-        return problem_response(UnauthorizedProblem("not_authenticated", sentence))
+        return problem_response(not_authenticated())
 
     @api.exception_handler(AuthorizationError)
     def on_forbidden(_request: HttpRequest, error: AuthorizationError) -> HttpResponse:

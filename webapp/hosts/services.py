@@ -20,6 +20,10 @@ from webapp.hosts.models import EnrolmentToken, Host, HostState
 from webapp.jobs.models import Event
 
 TOKEN_LIFETIME = timedelta(hours=1)
+UNKNOWN_CREDENTIAL = (
+    "unknown_credential",
+    "No host has this credential. It was rotated or revoked; enrol the host again.",
+)
 
 
 def digest(secret: str) -> str:

@@ -1,7 +1,7 @@
 """Notice hosts that fall silent or come back: an event and a word to open pages, no more."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from django.db import transaction
@@ -10,7 +10,7 @@ from webapp.core.clock import now
 from webapp.hosts.contact import Contact, contact_of, silent_seconds
 from webapp.hosts.models import EnrolmentToken, Host, HostState
 from webapp.jobs.models import Event
-from webapp.live.publish import publish_host_state
+from webapp.live.publish import publish_host_states
 
 ACTOR = "system:contact"
 PAUSE_SECONDS = 60.0
@@ -36,33 +36,49 @@ class ContactSweep:
             self._paused_until = instant + PAUSE_SECONDS
         self._last_at = instant
         is_paused = instant < self._paused_until
-        return [host for host in _enrolled() if _announce_change(host, is_paused=is_paused)]
+        changes = [(host, contact_of(host)) for host in _enrolled()]
+        return _announce(
+            [
+                (host, contact)
+                for host, contact in changes
+                if contact != host.contact and (not is_paused or contact is Contact.LIVE)
+            ]
+        )
 
 
 def _enrolled() -> list[Host]:
-    return list(Host.objects.filter(kind="agent").exclude(state=HostState.RETIRED))
+    hosts = Host.objects.filter(kind="agent").exclude(state=HostState.RETIRED)
+    return list(hosts.only("team", "state", "contact", "last_seen_at"))
 
 
-def _announce_change(host: Host, *, is_paused: bool) -> bool:
-    contact = contact_of(host)
-    if contact == host.contact or (is_paused and contact is not Contact.LIVE):
-        return False
+def _announce(changes: Sequence[tuple[Host, Contact]]) -> list[Host]:
+    """Write all changes in one transaction and return the hosts that nobody else announced."""
+    if not changes:
+        return []
     with transaction.atomic():
-        rows = Host.objects.filter(pk=host.pk, contact=host.contact).update(contact=contact)
-        if not rows:
-            return False
-        Event.objects.create(
-            at=now(),
-            team_id=host.team_id,
-            kind="host.contact",
-            subject=host.pk,
-            from_state=host.contact,
-            to_state=contact,
-            actor=ACTOR,
-            detail={"silent_seconds": silent_seconds(host)},
-        )
-        transaction.on_commit(lambda: publish_host_state(host, contact))
-    return True
+        told = [(host, contact) for host, contact in changes if _is_first(host, contact)]
+        Event.objects.bulk_create(_event(host, contact) for host, contact in told)
+        transaction.on_commit(lambda: publish_host_states(told))
+    return [host for host, _ in told]
+
+
+def _is_first(host: Host, contact: Contact) -> bool:
+    """Return whether nobody announced the change meanwhile."""
+    rows = Host.objects.filter(pk=host.pk, contact=host.contact)
+    return bool(rows.update(contact=contact))
+
+
+def _event(host: Host, contact: Contact) -> Event:
+    return Event(
+        at=now(),
+        team_id=host.team_id,
+        kind="host.contact",
+        subject=host.pk,
+        from_state=host.contact,
+        to_state=contact,
+        actor=ACTOR,
+        detail={"silent_seconds": silent_seconds(host)},
+    )
 
 
 def expire_tokens() -> int:

@@ -1,32 +1,37 @@
 """Attempts that a host claimed and that it no longer knows: two beats of grace, then an error."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from django.db import transaction
 from django.db.models import F
 
 from runners.reasons import Reason
 from webapp.core.clock import now
-from webapp.hosts.models import Host
 from webapp.jobs.models import LIVE_STATES, Attempt, JobState
 from webapp.jobs.transitions import transition
 
 GRACE_BEATS = 2
 
 
-def end_unknown_attempts(host: Host, seen: Collection[str]) -> list[Attempt]:
+def end_unknown_attempts(seen: Mapping[str, Collection[str]]) -> list[Attempt]:
     """Count beats that miss a claimed attempt, and end those missed too often.
 
-    ``seen`` is what the host found on its disk. Only a host that speaks can lose an attempt
-    this way: silence counts nothing.
+    ``seen`` is what each host found on its disk, by the host's id. Only a host that speaks can
+    lose an attempt this way: silence counts nothing.
     """
     claimed = Attempt.objects.filter(
-        host=host, claimed_at__isnull=False, ended_at=None, job__state__in=LIVE_STATES
+        host__in=seen, claimed_at__isnull=False, ended_at=None, job__state__in=LIVE_STATES
     )
-    claimed.filter(pk__in=seen, missed_beats__gt=0).update(missed_beats=0)
-    claimed.exclude(pk__in=seen).update(missed_beats=F("missed_beats") + 1)
-    lost = claimed.exclude(pk__in=seen).filter(missed_beats__gt=GRACE_BEATS)
-    return [attempt for attempt in lost.select_related("job") if _end(attempt)]
+    missed: list[Attempt] = []
+    found: list[Attempt] = []
+    for attempt in claimed.select_related("job"):
+        (found if attempt.pk in seen[attempt.host_id] else missed).append(attempt)
+    if back := [attempt.pk for attempt in found if attempt.missed_beats]:
+        Attempt.objects.filter(pk__in=back).update(missed_beats=0)
+    if missed:
+        rows = Attempt.objects.filter(pk__in=[attempt.pk for attempt in missed])
+        rows.update(missed_beats=F("missed_beats") + 1)
+    return [each for each in missed if each.missed_beats >= GRACE_BEATS and _end(each)]
 
 
 def _end(attempt: Attempt) -> bool:

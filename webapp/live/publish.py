@@ -5,7 +5,7 @@ another team's. Whoever misses a message asks the API: the database is the truth
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import redis
@@ -26,20 +26,27 @@ _breaker = Breaker()
 
 def publish(topic: str, event: str, data: Mapping[str, Any]) -> bool:
     """Send one event to whoever follows ``topic``; return whether Redis took it."""
+    return publish_all([(topic, event, data)])
+
+
+def publish_all(messages: Iterable[tuple[str, str, Mapping[str, Any]]]) -> bool:
+    """Send several events, each of a topic, in one round trip; return whether Redis took them."""
     if _breaker.is_open():
         return False
-    entry: dict[FieldT, EncodableT] = {
-        "t": topic,
-        "e": event,
-        "d": json.dumps(data, separators=(",", ":")),
-    }
     try:
-        connection().xadd(STREAM, entry, maxlen=MAX_ENTRIES, approximate=True)
+        pipe = connection().pipeline(transaction=False)
+        for topic, event, data in messages:
+            pipe.xadd(STREAM, _entry(topic, event, data), maxlen=MAX_ENTRIES, approximate=True)
+        pipe.execute()
     except (redis.RedisError, OSError) as error:
         _breaker.trip()
-        log.debug("live message dropped", topic=topic, cause=str(error))
+        log.debug("live messages dropped", cause=str(error))
         return False
     return True
+
+
+def _entry(topic: str, event: str, data: Mapping[str, Any]) -> dict[FieldT, EncodableT]:
+    return {"t": topic, "e": event, "d": json.dumps(data, separators=(",", ":"))}
 
 
 def jobs_topic(team_id: str) -> str:
@@ -62,17 +69,22 @@ def publish_job_state(job: "Job") -> None:
         "reason": job.reason,
         "host": job.host_id,
     }
-    publish(f"job:{job.pk}", "job.state", data)
-    publish(jobs_topic(job.team_id), "job.state", data)
+    publish_all(
+        [(f"job:{job.pk}", "job.state", data), (jobs_topic(job.team_id), "job.state", data)]
+    )
 
 
-def publish_host_state(host: "Host", contact: str) -> None:
-    """Announce a host's state and contact to its page and to its team's list."""
+def publish_host_states(hosts: Iterable[tuple["Host", str]]) -> None:
+    """Announce hosts' states and contacts to their pages and to their teams' lists."""
+    publish_all(message for host, contact in hosts for message in _host_messages(host, contact))
+
+
+def _host_messages(host: "Host", contact: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     data = {
         "host": host.pk,
         "state": host.state,
         "label": host.get_state_display(),
         "contact": contact,
     }
-    publish(f"host:{host.pk}", "host.state", data)
-    publish(hosts_topic(host.team_id), "host.state", data)
+    yield f"host:{host.pk}", "host.state", data
+    yield hosts_topic(host.team_id), "host.state", data

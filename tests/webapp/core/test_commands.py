@@ -49,6 +49,14 @@ def test_two_tokens_are_two(team):
 
 
 @pytest.mark.django_db
+def test_a_racks_tokens_come_a_line_each(team):
+    texts = said("enrol_token", "--count", "3", "--pool", "rack").splitlines()
+
+    assert len(set(texts)) == 3
+    assert set(EnrolmentToken.objects.values_list("pool", flat=True)) == {"rack"}
+
+
+@pytest.mark.django_db
 def test_the_text_of_a_token_is_stored_nowhere(team):
     text = said("enrol_token").strip()
     row = EnrolmentToken.objects.values().get()

@@ -23,7 +23,7 @@ def fresh(job: Job) -> Job:
 
 
 def miss(host: Host, times: int, seen=()) -> list[list[Attempt]]:
-    return [end_unknown_attempts(host, seen) for _ in range(times)]
+    return [end_unknown_attempts({host.pk: seen}) for _ in range(times)]
 
 
 def test_an_attempt_may_be_missed_for_two_beats(attempt):
@@ -47,7 +47,7 @@ def test_what_was_heard_of_an_attempt_decides_what_its_loss_is_called(attempt, a
 
 def test_being_seen_again_forgives_what_was_missed(attempt):
     miss(attempt.host, GRACE_BEATS)
-    end_unknown_attempts(attempt.host, [attempt.pk])
+    end_unknown_attempts({attempt.host.pk: [attempt.pk]})
 
     assert miss(attempt.host, GRACE_BEATS) == [[], []]
 

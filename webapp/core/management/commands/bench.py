@@ -1,8 +1,6 @@
 """Measure what the house promises about speed, as seconds and as ratios of one run."""
 
 import json
-import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,7 +11,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-import httpx
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
@@ -21,16 +18,15 @@ from planner import speed
 from planner.api import estimate, plan
 from planner.specs.estimate import EstimateRequest
 from planner.specs.plan import PlanRequest
+from webapp.core.benches import crowd, site
 from webapp.core.peers.bench import Answer, answers, rows
 
-ROOT = Path(__file__).resolve().parents[4]
 ROUNDS = 5
 SERVE = {
     "model": "meta-llama/Llama-3.1-8B",
     "cluster": {"device": "h100-sxm-80gb", "devices_per_node": 8, "nodes": 1},
     "workload": {"kind": "serve", "input_tokens": 2048, "output_tokens": 128},
 }
-START_LIMIT_S = 120.0
 
 
 class Figure(NamedTuple):
@@ -85,12 +81,19 @@ def start() -> Iterator[Figure]:
     yield Figure("warm start to first page", warm, "s")
 
 
+def beats() -> Iterator[Figure]:
+    """Measure what 500 hosts of 8 GPUs, each heard every ten seconds, cost the server."""
+    with tempfile.TemporaryDirectory(prefix="slipway-bench-") as data:
+        yield from (Figure(*row) for row in crowd.figures(Path(data)))
+
+
 BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "import": planner_import,
     "estimate": estimates,
     "replan": replan,
     "planner": search,
     "start": start,
+    "beats": beats,
 }
 
 
@@ -98,7 +101,7 @@ class Command(BaseCommand):
     """Run one bench or all of them."""
 
     requires_system_checks = ()
-    help = "Measure speed: import, estimate, replan, planner, start. Without a name, all of them."
+    help = "Measure speed: import, estimate, replan, planner, start, beats. Without a name, all."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Offer the names and a machine-readable form."""
@@ -145,43 +148,10 @@ def _timed(run: Callable[[], object]) -> float:
 
 
 def _python(code: str) -> None:
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-c", code], cwd=site.ROOT, check=True)
 
 
 def _seconds_to_first_page(data: Path) -> float:
     """Start Slipway, wait for its sign-in page, stop it, and return how long the page took."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "manage.py", "up", "--port", str(port)]
-    environment = os.environ | {"SLIPWAY_DATA_DIR": str(data)}
-    with (data / "up.log").open("ab") as log:
-        up = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
-    started = time.perf_counter()
-    try:
-        while not _has_page(f"http://127.0.0.1:{port}/"):
-            if up.poll() is not None or time.perf_counter() - started > START_LIMIT_S:
-                raise CommandError(f"`up` gave no page: {(data / 'up.log').read_text()[-500:]}")
-            time.sleep(0.02)
-        seconds = time.perf_counter() - started
-        _wait_for_words(data / "up.log", "Slipway is ready", up)
-        return seconds
-    finally:
-        up.terminate()
-        up.wait()
-
-
-def _has_page(url: str) -> bool:
-    try:
-        return httpx.get(url, follow_redirects=True, timeout=5).is_success
-    except httpx.HTTPError:
-        return False
-
-
-def _wait_for_words(log: Path, words: str, up: subprocess.Popen[bytes]) -> None:
-    """Let a first start finish, so that the next one finds an enrolled host."""
-    deadline = time.monotonic() + START_LIMIT_S
-    while words not in log.read_text("utf-8"):
-        if up.poll() is not None or time.monotonic() > deadline:
-            raise CommandError(f"`up` did not become ready: {log.read_text()[-500:]}")
-        time.sleep(0.05)
+    with site.running(data) as up:
+        return up.seconds_to_first_page

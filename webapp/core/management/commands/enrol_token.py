@@ -9,18 +9,19 @@ from webapp.hosts.services import token_create
 
 
 class Command(BaseCommand):
-    """Print an enrolment token and nothing else, so that a script can pass it on."""
+    """Print enrolment tokens and nothing else, so that a script can pass them on."""
 
-    help = "Print a one-time enrolment token, valid for an hour."
+    help = "Print one-time enrolment tokens, valid for an hour, a line each."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Take the host's name, its pool and its team."""
         parser.add_argument("--name", default="", help="what the host will be called")
         parser.add_argument("--pool", default="default")
         parser.add_argument("--team", default="", help="name of the team; default: the first")
+        parser.add_argument("--count", type=int, default=1, help="how many; a rack's, at once")
 
     def handle(self, *_args: object, **options: Any) -> None:
-        """Write the token's text."""
+        """Write the tokens' texts."""
         name = options["team"]
         teams = Team.objects.filter(name=name) if name else Team.objects.order_by("created_at")
         team = teams.first()
@@ -30,5 +31,6 @@ class Command(BaseCommand):
                 if name
                 else "There is no team yet. Run `python3 manage.py ensure_admin` first."
             )
-        _, text = token_create(team=team, by=None, name=options["name"], pool=options["pool"])
-        self.stdout.write(text)
+        for _ in range(options["count"]):
+            _, text = token_create(team=team, by=None, name=options["name"], pool=options["pool"])
+            self.stdout.write(text)
