@@ -65,13 +65,10 @@ def choices(predictions: Iterable[LeftOut]) -> list[Choice]:
 
     An engine's only model has no prediction without it: there the source is what was left out.
     """
+    steps = [row for row in predictions if row.figure == STEP]
     known: dict[str, LeftOut] = {}
     for error_class in (UNSEEN, SEEN):
-        known |= {
-            row.row_id: row
-            for row in predictions
-            if row.figure == STEP and row.error_class == error_class
-        }
+        known |= {row.row_id: row for row in steps if row.error_class == error_class}
     sweeps: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in table("training"):
         if row["row_id"] in known:

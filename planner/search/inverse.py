@@ -4,6 +4,7 @@ Every probe is a whole search, so that the layout may change on the way; each an
 estimate at the limit and the reason one step beyond it.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ from planner.catalog.models import get_model, list_models
 from planner.cost.dtypes import element_bytes
 from planner.cost.parameters import count_parameters
 from planner.errors import BadRequestError
-from planner.search.probe import Probe, largest_step
-from planner.search.question import questions
+from planner.search.probe import Probe, largest_step, shortfall
+from planner.search.question import clusters_of, memory_of, questions
 from planner.search.rank import order_of
 from planner.search.space import formats
 from planner.specs.base import Dtype
@@ -60,11 +61,25 @@ def answer_inverse(request: InverseRequest) -> InverseAnswer:
         id=request.id,
         question=request.question,
         limits=limits,
-        smallest=None if limits else next(iter(probe.no.values()), None),
+        smallest=None if limits else _end_of_the_way(request.question, probe),
         searches=probe.searches,
         seconds=time.perf_counter() - started,
         calibration=calibration_name(),
     )
+
+
+def _end_of_the_way(question: str, probe: Probe) -> Beyond | None:
+    """Return why not even the value that asks for the least works.
+
+    Models go down and devices up, so that the last one tried asked for the least; offers are in
+    the order of their prices, of which the one that missed by the least says most.
+    """
+    refused = list(probe.no.values())
+    if question == "cheapest_instance":
+        return min(refused, key=shortfall, default=None)
+    if question in {"largest_model", "fewest_devices"}:
+        refused.reverse()
+    return next(iter(refused), None)
 
 
 def _along(scale: Scale, probe: Probe) -> tuple[Limit, ...]:
@@ -116,13 +131,13 @@ def _context(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
     if not isinstance(workload, ServeWorkload | GenerateWorkload):
         raise _unsuited(request, "longest_context", "serve and generate")
     trained = resolve_model(request.model).max_position_embeddings
-    output = workload.output_tokens
     base = request
     if isinstance(workload, ServeWorkload):
         base = _all_at_once(request, workload.concurrency or 1)
 
     def at(tokens: int) -> PlanRequest:
-        return _changed(base, input_tokens=max(1, tokens - output))
+        output = min(workload.output_tokens, tokens - 1)
+        return _changed(base, input_tokens=tokens - output, output_tokens=output)
 
     reason = f"the model was trained to {trained} tokens"
     return _along(Scale("tokens", CONTEXT_STEP, trained, at, reason), probe)
@@ -141,7 +156,18 @@ def _batch(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
         return _along(scale, probe)
     if not isinstance(workload, TrainWorkload):
         raise _unsuited(request, "largest_batch", "generate and train")
-    # The whole batch at once on the devices, without accumulation, in multiples of all ranks.
+    each = (_on(request, cluster) for cluster in clusters_of(request))
+    limits = [limit for one in each for limit in _trained_batch(one, probe)]
+    return tuple(sorted(limits, key=lambda limit: -float(limit.value))[:1])
+
+
+def _on(request: PlanRequest, cluster: ClusterSpec) -> PlanRequest:
+    """Return a request on one cluster, which nothing else may be chosen beside."""
+    return request.model_copy(update={"cluster": cluster, "hardware_options": ()})
+
+
+def _trained_batch(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
+    """Return the whole batch at once, without accumulation, in multiples of all ranks."""
     step = resolve_cluster(request.cluster).num_devices
     pinned = request.pins.data_parallel_size
     replicas = [pinned] if pinned else [n for n in range(step, 0, -1) if step % n == 0]
@@ -149,7 +175,10 @@ def _batch(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
     def at(sequences: int) -> list[PlanRequest]:
         return [_one_micro_batch(request, sequences, count) for count in replicas]
 
-    return _along(Scale("sequences", step, MAX_BATCH * step, at), probe)
+    own = Probe()
+    limits = _along(Scale("sequences", step, MAX_BATCH * step, at), own)
+    probe.absorb(own, request.cluster)
+    return limits
 
 
 def _one_micro_batch(request: PlanRequest, sequences: int, replicas: int) -> PlanRequest:
@@ -182,15 +211,13 @@ def _model(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
 
 
 def _weight_dtypes(request: PlanRequest) -> Iterator[Dtype]:
-    question = next(questions(request.model_copy(update={"hardware_options": ()})))
-    yield from dict.fromkeys(weight for weight, _ in formats(question))
+    each = (weight for question in questions(request) for weight, _ in formats(question))
+    yield from dict.fromkeys(each)
 
 
 def _largest_model(request: PlanRequest, dtype: Dtype | None, probe: Probe) -> Limit | None:
     pins = request.pins.model_copy(update={"weight_dtype": dtype or request.pins.weight_dtype})
-    cluster = resolve_cluster(request.cluster)
-    memory = resolve_device(cluster.device).memory_bytes * cluster.num_devices
-    memory += (cluster.host_memory_bytes or 0) * cluster.nodes
+    memory = max(_room_for_weights(request, cluster) for cluster in clusters_of(request))
     smallest = element_bytes(dtype or "int4")
     larger: str | None = None
     for name, parameters in models_by_size():
@@ -215,6 +242,14 @@ def _largest_model(request: PlanRequest, dtype: Dtype | None, probe: Probe) -> L
     return None
 
 
+def _room_for_weights(request: PlanRequest, cluster: ClusterSpec) -> float:
+    """Return the bytes that devices and their hosts have together; no end with a disk."""
+    offload = request.pins.offload
+    if offload and offload.weights_disk:
+        return math.inf
+    return memory_of(cluster) + (resolve_cluster(cluster).host_memory_bytes or 0) * cluster.nodes
+
+
 def models_by_size() -> list[tuple[str, int]]:
     """Return the models of the catalog with their parameters, the largest first."""
     sizes = [(entry.id, count_parameters(get_model(entry.id)).total) for entry in list_models()]
@@ -223,19 +258,21 @@ def models_by_size() -> list[tuple[str, int]]:
 
 def _devices(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
     """Return the fewest devices, by doublings: layouts need sizes that divide."""
-    cluster = resolve_cluster(request.cluster)
-    device = request.cluster.device or resolve_device(cluster.device).id
-    cluster = cluster.model_copy(update={"device": device, "instance": None})
-    per_node = max(cluster.devices_per_node, SERVER_DEVICES)
     counts = [2**doubling for doubling in range(MAX_DOUBLINGS + 1)]
     for fewer, count in pairwise([0, *counts]):
-        inside = min(count, per_node)
-        sized = cluster.model_copy(
-            update={"devices_per_node": inside, "nodes": -(-count // inside)}
-        )
-        if probe.works(count, request.model_copy(update={"cluster": sized})):
+        sized = [_on(request, _sized(cluster, count)) for cluster in clusters_of(request)]
+        if probe.works(count, *sized):
             return (probe.limit(count, "devices", fewer or None),)
     return ()
+
+
+def _sized(cluster: ClusterSpec, count: int) -> ClusterSpec:
+    """Return a cluster with so many of its devices, in servers as large as its own or usual."""
+    found = resolve_cluster(cluster)
+    device = cluster.device or resolve_device(found.device).id
+    inside = min(count, max(found.devices_per_node, SERVER_DEVICES))
+    size = {"devices_per_node": inside, "nodes": -(-count // inside)}
+    return found.model_copy(update={"device": device, "instance": None, **size})
 
 
 def _instance(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
@@ -243,7 +280,7 @@ def _instance(request: PlanRequest, probe: Probe) -> tuple[Limit, ...]:
     dearer: list[Limit] = []
     refused: str | None = None
     for offer in _offers_by_price():
-        at = request.model_copy(update={"cluster": ClusterSpec(device="", instance=offer.id)})
+        at = _on(request, ClusterSpec(device="", instance=offer.id))
         if not probe.works(offer.id, at):
             refused = offer.id
             continue

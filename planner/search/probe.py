@@ -1,5 +1,6 @@
 """Asks the search about one value of an inverse question, and keeps the reasons for its noes."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -40,14 +41,20 @@ class Probe:
             except PlannerError as error:
                 constraint = error.field or error.code
                 reason = Beyond(value=value, reason=error.message, constraint=constraint)
-                self.no.setdefault(value, reason)
+                self.no[value] = min(self.no.get(value, reason), reason, key=shortfall)
                 continue
             best = best_with_cluster(request, found)
             if best is not None:
                 self.yes[value] = (*best, request)
                 self.no.pop(value, None)
                 return
-            self.no[value] = closest_miss(value, list(found.rejected.values()))
+            missed = closest_miss(value, list(found.rejected.values()))
+            self.no[value] = min(self.no.get(value, missed), missed, key=shortfall)
+
+    def absorb(self, other: "Probe", cluster: ClusterSpec) -> None:
+        """Keep what another probe searched on one of several clusters beside the rest."""
+        self.yes |= {f"{value} on {cluster}": answer for value, answer in other.yes.items()}
+        self.no |= {f"{value} on {cluster}": refused for value, refused in other.no.items()}
 
     def limit(self, value: float | str, unit: str, beyond: float | str | None) -> Limit:
         """Return the limit at a value that works, with what happens at the one beyond."""
@@ -55,6 +62,13 @@ class Probe:
         refused = None if beyond is None else self.no.get(beyond)
         verified = in_full(request, cluster, estimate)
         return Limit(value=value, unit=unit, cluster=cluster, estimate=verified, beyond=refused)
+
+
+def shortfall(beyond: Beyond) -> float:
+    """Return by which share something missed its limit; infinite where no number decided."""
+    if beyond.required is None or not beyond.limit:
+        return math.inf
+    return abs(beyond.required / beyond.limit - 1)
 
 
 def in_full(request: PlanRequest, cluster: ClusterSpec, found: Estimate) -> Estimate:

@@ -56,6 +56,21 @@ class Question:
         )
 
 
+def clusters_of(request: PlanRequest) -> tuple[ClusterSpec, ...]:
+    """Return the clusters that a request may choose: its options, or else its only one."""
+    return request.hardware_options or (request.cluster,)
+
+
+def memory_of(cluster: ClusterSpec) -> int:
+    """Return the bytes of memory that all devices of a cluster have.
+
+    Raises:
+        PlannerError: a name is unknown.
+    """
+    found = resolve_cluster(cluster)
+    return resolve_device(found.device).memory_bytes * found.num_devices
+
+
 def questions(request: PlanRequest) -> Iterator[Question]:
     """Yield the question for each cluster that the request may choose.
 
@@ -63,7 +78,7 @@ def questions(request: PlanRequest) -> Iterator[Question]:
         PlannerError: a name is unknown.
     """
     model = resolve_model(request.model)
-    for asked in request.hardware_options or (request.cluster,):
+    for asked in clusters_of(request):
         cluster = resolve_cluster(asked)
         device = resolve_device(cluster.device)
         rented = cluster.model_copy(update={"device": device.id})

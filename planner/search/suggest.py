@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from planner.catalog.devices import list_devices
 from planner.errors import PlannerError
 from planner.search.placement import placed_strategy
+from planner.search.question import clusters_of, memory_of
 from planner.search.space import RUNNER_FORMATS
 from planner.specs.base import JsonObject
+from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate, EstimateRequest
 from planner.specs.plan import PlanRequest, Suggestion
 from planner.specs.strategy import Strategy
@@ -16,7 +18,7 @@ from planner.workload.resolve import resolve_cluster, resolve_device
 MAX_SUGGESTIONS = 6
 MAX_HALVINGS = 6
 MAX_DOUBLINGS = 4
-MAX_DEVICES_TRIED = 6
+SERVER_DEVICES = 8  # servers hold up to eight devices: further ones are further servers
 Best = Callable[[PlanRequest], Estimate | None]
 Change = tuple[str, JsonObject]
 
@@ -81,6 +83,8 @@ def _verified(request: PlanRequest, change: Change, best: Best) -> Suggestion | 
 
 
 def _json(value: object) -> object:
+    if isinstance(value, tuple):
+        return [_json(each) for each in value]
     dump = getattr(value, "model_dump", None)
     return dump(mode="json") if dump else value
 
@@ -109,17 +113,18 @@ def _offloaded(request: PlanRequest) -> Iterator[Change]:
     """Yield the best placement over device, host memory and disk of a batch that does not fit."""
     if not isinstance(request.workload, GenerateWorkload) or request.pins.offload:
         return
-    asked = EstimateRequest(
-        model=request.model,
-        cluster=request.cluster,
-        workload=request.workload,
-        strategy=request.pins,
-        engine=request.engine,
-        host_calibration=request.host_calibration,
-    )
-    placed = placed_strategy(asked)
-    if placed is not None:
-        yield "weights and cache placed over host memory and disk", {"pins": placed}
+    for cluster in clusters_of(request):
+        asked = EstimateRequest(
+            model=request.model,
+            cluster=cluster,
+            workload=request.workload,
+            strategy=request.pins,
+            engine=request.engine,
+            host_calibration=request.host_calibration,
+        )
+        placed = placed_strategy(asked)
+        if placed is not None:
+            yield "weights and cache placed over host memory and disk", {"pins": placed}
 
 
 def _cheaper_method(request: PlanRequest) -> Iterator[Change]:
@@ -155,23 +160,59 @@ def _fewer_constraints(request: PlanRequest) -> Iterator[Change]:
         yield f"no limit on {name.replace('_', ' ')}", {"constraints": rest}
 
 
+def _largest_option(request: PlanRequest) -> ClusterSpec:
+    """Return the cluster, or of several to choose among the one with the most memory.
+
+    Its instance is spelt out: another device or number of them is no longer that offer.
+    """
+    return max(map(_spelt_out, clusters_of(request)), key=memory_of)
+
+
+def _spelt_out(cluster: ClusterSpec) -> ClusterSpec:
+    if cluster.instance is None:
+        return cluster
+    rented = resolve_cluster(cluster)
+    device = resolve_device(rented.device).id
+    return rented.model_copy(update={"device": device, "instance": None})
+
+
+def _instead(request: PlanRequest, cluster: ClusterSpec) -> JsonObject:
+    """Return the change to one cluster, which nothing else may be chosen beside."""
+    return {"cluster": cluster, **({"hardware_options": ()} if request.hardware_options else {})}
+
+
 def _more_devices(request: PlanRequest) -> Iterator[Change]:
-    cluster = resolve_cluster(request.cluster)
+    cluster = _largest_option(request)
     if resolve_device(cluster.device).kind == "cpu":
         return
-    for doubling in range(1, MAX_DOUBLINGS + 1):
-        count = cluster.devices_per_node * 2**doubling
-        nodes, inside = cluster.nodes, count
-        if count > 8:  # noqa: PLR2004 - servers hold up to eight devices: further ones are nodes
-            inside = max(8, cluster.devices_per_node)
-            nodes = cluster.nodes * max(1, count // inside)
+    for inside, nodes in larger_sizes(cluster.devices_per_node, cluster.nodes):
         larger = cluster.model_copy(update={"devices_per_node": inside, "nodes": nodes})
         title = f"{larger.num_devices} devices instead of {cluster.num_devices}"
-        yield title, {"cluster": larger}
+        yield title, _instead(request, larger)
+
+
+def larger_sizes(inside: int, nodes: int) -> list[tuple[int, int]]:
+    """Return devices per server and servers, the fewest devices first, up to sixteen times.
+
+    A server is filled up first; full ones, and those that hold no whole multiple more, are
+    doubled as they are.
+
+    >>> larger_sizes(6, 1)[:5]
+    [(8, 1), (6, 2), (8, 2), (6, 4), (8, 4)]
+    """
+    full = max(SERVER_DEVICES, inside)
+    most = inside * nodes * 2**MAX_DOUBLINGS
+    doubled = [inside * 2**step for step in range(1, MAX_DOUBLINGS) if inside * 2**step < full]
+    servers = {full} if inside * 2 <= full else {full, inside}
+    found = {(each, nodes) for each in (*doubled, full)}
+    found |= {(each, nodes * 2**step) for each in servers for step in range(1, MAX_DOUBLINGS + 1)}
+    larger = (size for size in found if inside * nodes < size[0] * size[1] <= most)
+    return sorted(larger, key=lambda size: (size[0] * size[1], size[1]))
 
 
 def _larger_device(request: PlanRequest) -> Iterator[Change]:
-    current = resolve_device(resolve_cluster(request.cluster).device)
+    cluster = _largest_option(request)
+    current = resolve_device(cluster.device)
     larger = sorted(
         (
             device
@@ -184,8 +225,9 @@ def _larger_device(request: PlanRequest) -> Iterator[Change]:
     )
     sizes: set[int] = set()
     for device in larger:
-        if device.memory_bytes in sizes or len(sizes) == MAX_DEVICES_TRIED:
+        if device.memory_bytes in sizes:
             continue
         sizes.add(device.memory_bytes)
-        changed = request.cluster.model_copy(update={"device": device.id, "instance": None})
-        yield f"{device.name} instead of {current.name or current.id}", {"cluster": changed}
+        changed = cluster.model_copy(update={"device": device.id})
+        title = f"{device.name} instead of {current.name or current.id}"
+        yield title, _instead(request, changed)

@@ -213,3 +213,14 @@ def test_the_command_line_prints_one_picture_and_refuses_an_unknown_one(capsys):
     assert main(["accuracy", "--picture", "accuracy-training-step-unseen-model"]) == 0
     assert capsys.readouterr().out.startswith("<svg")
     assert main(["accuracy", "--picture", "nothing"]) == 2
+
+
+def test_choices_may_come_from_a_generator():
+    rows = [
+        row(row_id=r["row_id"], predicted=1.0, measured=float(r["step_seconds"]))
+        for r in table("training")
+        if r["source_id"] == "bigscience-tr11"
+    ]
+
+    assert choices(iter(rows)) == choices(rows)
+    assert choices(rows)
