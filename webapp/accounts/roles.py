@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponseBase
+from django.http import Http404, HttpRequest, HttpResponseBase
 from django.shortcuts import get_object_or_404
 
 from webapp.accounts.models import ROLE_ORDER, Membership, Role, Team, TeamOwned, TeamQuerySet
@@ -45,12 +45,37 @@ def current_membership(request: HttpRequest) -> Membership:
     """
     if not request.user.is_authenticated:
         raise PermissionDenied("Log in first.")
-    memberships = Membership.objects.filter(user=request.user).select_related("team")
-    chosen = memberships.filter(team=request.session.get(SESSION_KEY)).first()
-    membership = chosen or memberships.order_by("pk").first()
+    membership = chosen_of(request, memberships_of(request.user))
     if membership is None:
         raise PermissionDenied("You belong to no team yet. Ask an admin to add you to one.")
     return membership
+
+
+def memberships_of(user: User | AnonymousUser) -> list[Membership]:
+    """Return what a user belongs to, the first joined first."""
+    if not user.is_authenticated:
+        return []
+    return list(Membership.objects.filter(user=user).select_related("team").order_by("pk"))
+
+
+def chosen_of(request: HttpRequest, memberships: list[Membership]) -> Membership | None:
+    """Return the one of a user's memberships that the session chose, else the first."""
+    chosen = request.session.get(SESSION_KEY)
+    first = next(iter(memberships), None)
+    return next((one for one in memberships if one.team_id == chosen), first)
+
+
+def choose_team(request: HttpRequest, team_id: str) -> Team:
+    """Work for another of the user's teams from now on, in this session.
+
+    Raises:
+        Http404: the user is in no such team.
+    """
+    for membership in memberships_of(request.user):
+        if membership.team_id == team_id:
+            request.session[SESSION_KEY] = team_id
+            return membership.team
+    raise Http404(team_id)
 
 
 def current_team(request: HttpRequest) -> Team:

@@ -8,5 +8,6 @@ from webapp.accounts import views
 urlpatterns = [
     path("login/", LoginView.as_view(redirect_authenticated_user=True), name="login"),
     path("logout/", LogoutView.as_view(), name="logout"),
+    path("team/", views.team_choose, name="team-choose"),
     path("theme/", views.theme_choose, name="theme"),
 ]

@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 
 from webapp.accounts.roles import visible_or_404
 from webapp.api.problems import REFUSALS
+from webapp.core.problems import InvalidProblem
 from webapp.jobs.models import AttemptEvent, Job
 from webapp.live.tickets import ticket_for
 from webapp.metrics.read import FOREVER_MS, Range, Series, read_series
 
 router = Router(tags=["jobs"], auth=django_auth)
 MAX_EVENTS = 1000
+MAX_TOPICS = 32  # of one ticket: a page follows two or three
 
 
 class SeriesReply(Schema):
@@ -96,7 +98,14 @@ def events(request: HttpRequest, job_id: str, after: int = 0, kind: str = "") ->
 @router.get("/tickets", response={200: Ticket, **REFUSALS})
 def ticket(request: HttpRequest, topics: str) -> Ticket:
     """Return a fresh ticket for comma-separated topics, as far as the caller may see them."""
-    return Ticket(ticket=ticket_for(request.user, topics.split(",")))
+    wanted = {topic.strip() for topic in topics.split(",")}
+    if len(wanted) > MAX_TOPICS:
+        raise InvalidProblem(
+            "topics",
+            f"topics names {len(wanted)} topics; one ticket has at most {MAX_TOPICS}: ask for "
+            "several, or follow the lists “jobs” and “hosts”.",
+        )
+    return Ticket(ticket=ticket_for(request.user, wanted))
 
 
 def _reply(item: Series) -> SeriesReply:

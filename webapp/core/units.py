@@ -40,13 +40,21 @@ def number(value: float, digits: int = 3) -> str:
     value = round(value, decimals or min(0, WHOLE_DIGITS - 1 - power))
     if decimals and abs(value) >= 10.0 ** (power + 1):  # 9.996 became 10.0: one digit less
         decimals -= 1
-    text = f"{value:,.{min(decimals, MAX_DECIMALS)}f}".replace(",", THIN)
-    return text.replace("-", MINUS)
+    return _typeset(f"{value:,.{min(decimals, MAX_DECIMALS)}f}")
 
 
 def whole(value: float) -> str:
     """Return an exact whole number with thin thousands."""
-    return f"{value:,.0f}".replace(",", THIN)
+    if not math.isfinite(value):
+        return NOTHING
+    return _typeset(f"{value:,.0f}")
+
+
+def _typeset(text: str) -> str:
+    """Return a formatted number with thin thousands and a true minus; no zero is below zero."""
+    bare = text.lstrip("-")
+    is_below = text.startswith("-") and any(digit in "123456789" for digit in bare)
+    return (MINUS if is_below else "") + bare.replace(",", THIN)
 
 
 def _scaled(value: float, base: float, units: tuple[str, ...], digits: int = 3) -> Quantity:
@@ -56,7 +64,7 @@ def _scaled(value: float, base: float, units: tuple[str, ...], digits: int = 3) 
     power = 0
     while round(abs(value)) >= base and power < len(units) - 1:
         value, power = value / base, power + 1
-    return Quantity(number(value, digits) if power else f"{value:.0f}", units[power])
+    return Quantity(number(value, digits) if power else whole(value), units[power])
 
 
 def memory(value: float) -> Quantity:
@@ -66,8 +74,10 @@ def memory(value: float) -> Quantity:
 
 def gib(value: float) -> str:
     """Return bytes as a number of GiB with one or two decimals, for columns that line up."""
+    if not math.isfinite(value):
+        return NOTHING
     in_gib = value / 1024**3
-    return f"{in_gib:,.1f}".replace(",", THIN) if in_gib >= 1 else f"{in_gib:.2f}"
+    return _typeset(f"{in_gib:,.1f}" if abs(in_gib) >= 1 else f"{in_gib:.2f}")
 
 
 def bandwidth(value: float) -> Quantity:
@@ -123,6 +133,10 @@ def duration(value: float) -> Quantity:
 
 def clock(value: float) -> str:
     """Return seconds as whole parts: ``2 min 5 s``, ``1 h 40 min``, ``3 days 2 h``."""
+    if not math.isfinite(value):
+        return NOTHING
+    if round(value) < 0:
+        return f"{MINUS}{clock(-value)}"
     seconds = round(value)
     if seconds < MINUTE:
         return f"{seconds} s"
@@ -144,6 +158,8 @@ def coarse(value: float) -> str:
 
 def about(value: float) -> str:
     """Return seconds as an honest estimate: ``about 13 min``, never false precision."""
+    if not math.isfinite(value):
+        return NOTHING
     if value < 10:  # noqa: PLR2004 -- below ten seconds a digit would be a lie
         return "a few seconds"
     if value < 55:  # noqa: PLR2004 -- from here on it rounds to a minute
@@ -155,6 +171,8 @@ def about(value: float) -> str:
 
 def percent(value: float) -> str:
     """Return a ratio as per cent: ``5.8 %``, ``41 %``."""
+    if not math.isfinite(value):
+        return NOTHING
     scaled = value * 100
     decimals = 1 if abs(scaled) < 10 else 0  # noqa: PLR2004 -- two digits say enough
-    return f"{scaled:.{decimals}f}{NBSP}%".replace("-", MINUS)
+    return f"{_typeset(f'{scaled:.{decimals}f}')}{NBSP}%"

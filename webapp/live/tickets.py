@@ -1,5 +1,6 @@
 """Tickets for the live stream: signed, for named topics, an hour long, checked without a table."""
 
+import re
 from collections.abc import Iterable
 
 from django.contrib.auth.models import AnonymousUser, User
@@ -13,6 +14,7 @@ from webapp.plans.models import Plan
 
 SALT = "slipway.live"
 LIFETIME_SECONDS = 3600
+KEY = re.compile(r"[0-9A-Za-z]{1,64}")
 _OWNED = {"job": Job, "host": Host, "plan": Plan}
 _PER_TEAM = {"jobs": jobs_topic, "hosts": hosts_topic}
 
@@ -33,7 +35,9 @@ def _allowed(user: User | AnonymousUser, topic: str) -> list[str]:
         return [_PER_TEAM[topic](team) for team in teams]
     kind, _, key = topic.partition(":")
     model = _OWNED.get(kind)
-    if model is None or not model.objects.visible_to(user).filter(pk=key).exists():
+    if model is None or not KEY.fullmatch(key):
+        return []
+    if not model.objects.visible_to(user).filter(pk=key).exists():
         return []
     return [topic]
 

@@ -6,6 +6,7 @@ from django import forms
 
 from planner.catalog.hf_config import model_from_config
 from planner.errors import PlannerError
+from webapp.core.wording import sentence
 from webapp.wizard.fields import ConfigJson, read_upload
 
 
@@ -42,6 +43,5 @@ class ModelNewForm(forms.Form):
         try:
             values["shape"] = model_from_config(values["config"])
         except PlannerError as error:
-            text = error.message.rstrip(".")
-            self.add_error("config", f"{text[:1].upper()}{text[1:]}.")
+            self.add_error("config", sentence(error.message))
         return values

@@ -8,8 +8,9 @@ from planner.specs.plan import APPLICABILITY, PlanAnswer, PlannedStrategy, Rejec
 from planner.techniques.registry import TECHNIQUES
 from webapp.core.display import quantity
 from webapp.core.units import DASH, memory, number
+from webapp.core.wording import capitalised
 from webapp.plans.verdict import GOAL_FIGURES, figure_values
-from webapp.plans.words import capitalised, strategy_words
+from webapp.plans.words import strategy_words
 
 Draft = dict[str, Any]
 COLUMNS = 3

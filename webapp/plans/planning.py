@@ -11,6 +11,8 @@ from planner.specs.plan import PlanAnswer, PlanRequest
 from planner.specs.strategy import Strategy
 from planner.specs.workload import GenerateWorkload, ServeWorkload
 from webapp.core.clock import now
+from webapp.core.wording import sentence
+from webapp.plans.completeness import missing_step, refuse_incomplete
 from webapp.plans.errors import DraftProblem
 from webapp.plans.models import Plan, PlanState
 from webapp.plans.questions import question_of
@@ -30,7 +32,7 @@ def plan_compute(plan: Plan) -> PlanAnswer:
         question = question_of(plan)
         answer = _search(question.request)
     except PlannerError as error:
-        raise DraftProblem(_sentence(error), error.field or "") from error
+        raise DraftProblem(sentence(error.message), error.field or "") from error
     else:
         plan.request = question.request.model_dump(mode="json")
         plan.answer = answer.model_dump(mode="json")
@@ -64,7 +66,12 @@ def stored_answer(plan: Plan) -> PlanAnswer | None:
 
 
 def current_answer(plan: Plan) -> PlanAnswer:
-    """Return the stored answer while the draft is still the one it was computed for."""
+    """Return the stored answer while the draft is still the one it was computed for.
+
+    Raises:
+        DraftProblem: the draft cannot be asked.
+    """
+    refuse_incomplete(plan.draft)
     if plan.answer:
         return PlanAnswer.model_validate(plan.answer)
     return plan_compute(plan)
@@ -80,6 +87,8 @@ def plan_keep(plan: Plan, name: str = "") -> Plan:
 
 def _own_name(plan: Plan) -> str:
     """Return a name from what, which model and where, as far as they are still there."""
+    if missing_step(plan.draft):
+        return "Unfinished plan"
     try:
         question = question_of(plan)
     except DraftProblem:
@@ -147,9 +156,4 @@ def limit_of(plan: Plan, question: InverseQuestion) -> InverseAnswer:
     try:
         return api.inverse(InverseRequest(question=question, **fields))
     except PlannerError as error:
-        raise DraftProblem(_sentence(error), error.field or "") from error
-
-
-def _sentence(error: PlannerError) -> str:
-    text = error.message.rstrip(".")
-    return f"{text[:1].upper()}{text[1:]}."
+        raise DraftProblem(sentence(error.message), error.field or "") from error

@@ -22,6 +22,7 @@ from webapp.hosts.models import Host
 from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
 from webapp.modelhub.shapes import catalog_shape, shape_of
+from webapp.plans.completeness import refuse_incomplete
 from webapp.plans.errors import DraftProblem
 from webapp.plans.models import Plan
 
@@ -48,9 +49,10 @@ def question_of(plan: Plan) -> Question:
     """Return the planner's question for a draft.
 
     Raises:
-        DraftProblem: the draft names a host or model that is gone, or a value is refused.
+        DraftProblem: a step is missing, a host or model is gone, or a value is refused.
     """
     draft = plan.draft
+    refuse_incomplete(draft)
     host = _host(plan)
     team_model = _team_model(plan)
     goal = draft["goal"]["goal"]

@@ -9,7 +9,8 @@ from planner.specs.plan import PlanAnswer, PlannedStrategy, Rejection, Suggestio
 from webapp.core import units
 from webapp.core.display import Figure, MemoryRow, memory_row, quantity
 from webapp.core.units import memory, number
-from webapp.plans.words import BOUND_WORDS, METHOD_WORDS, capitalised, dtype_words, strategy_words
+from webapp.core.wording import capitalised
+from webapp.plans.words import BOUND_WORDS, METHOD_WORDS, dtype_words, strategy_words
 
 Draft = dict[str, Any]
 TIGHT_SHARE = 0.05  # of the capacity: less to spare than this is said to be tight

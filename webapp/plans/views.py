@@ -22,6 +22,7 @@ from webapp.plans.alternatives import (
     inapplicable,
     rejections,
 )
+from webapp.plans.completeness import missing_step
 from webapp.plans.errors import DraftProblem
 from webapp.plans.explanation import explain, main_lines
 from webapp.plans.exporting import exports_of, file_of
@@ -81,7 +82,7 @@ def plan_detail(request: HttpRequest, plan_id: str, tab: str = "summary") -> Htt
         "tab": tab,
         "tabs": [_tab(plan, slug, tab) for slug in TABS],
         "title": plan.name or "Draft plan",
-        "work": workload_words(plan.draft),
+        "work": "" if missing_step(plan.draft) else workload_words(plan.draft),
     }
     try:
         answer = current_answer(plan)

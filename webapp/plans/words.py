@@ -54,11 +54,6 @@ PARALLEL_NAMES = (
 Draft = dict[str, Any]
 
 
-def capitalised(text: str) -> str:
-    """Return a text with a capital first letter, the rest as it is."""
-    return f"{text[:1].upper()}{text[1:]}"
-
-
 def dtype_words(dtype: str | None) -> str:
     """Return a dtype as people say it."""
     return DTYPE_WORDS.get(dtype or "", (dtype or "").upper())

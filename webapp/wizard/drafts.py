@@ -10,6 +10,7 @@ from webapp.accounts.models import Team
 from webapp.hosts.models import Host, HostState
 from webapp.jobs.models import Job, JobState
 from webapp.modelhub.models import TeamModel
+from webapp.plans.completeness import completed, missing_step
 from webapp.plans.models import Plan, PlanState
 from webapp.wizard.defaults import Draft, demo_draft, quantize_draft, serve_draft
 
@@ -40,6 +41,13 @@ def _first_draft(team: Team, preset: str, model: TeamModel | None) -> Draft:
         return demo_draft(host)
     has_seen_one = Job.objects.filter(team=team, state=JobState.SUCCEEDED).exists()
     return serve_draft(host) if has_seen_one or preset == "serve" else demo_draft(host)
+
+
+def proposals_fill(plan: Plan) -> Plan:
+    """Return a plan with a proposal in each step that it lacks; whoever goes on saves them."""
+    if missing_step(plan.draft):
+        plan.draft = completed(plan.draft, serve_draft(first_host(plan.team)))
+    return plan
 
 
 def suggestion_apply(draft: Draft, changes: dict[str, Any]) -> list[str]:

@@ -63,11 +63,8 @@ def parse_config(text: str) -> dict[str, Any]:
     Raises:
         ValidationError: it is too long, no JSON, or no object; the message says where.
     """
-    if len(text.encode()) > MAX_CONFIG_BYTES:
-        raise forms.ValidationError(
-            f"This is {len(text.encode()) // 1024:,} KiB long; a config.json has at most "
-            f"{MAX_CONFIG_BYTES // 1024} KiB. Paste config.json, not the weights' index."
-        )
+    if len(text.encode(errors="surrogatepass")) > MAX_CONFIG_BYTES:
+        raise _too_long(len(text.encode(errors="surrogatepass")))
     try:
         config = json.loads(
             text, parse_int=_whole, parse_float=_decimal, parse_constant=_refuse_number
@@ -86,6 +83,14 @@ def parse_config(text: str) -> dict[str, Any]:
             "is published."
         )
     return config
+
+
+def _too_long(size_bytes: int) -> forms.ValidationError:
+    """Return the refusal of a text, with its size rounded up: it is over the limit."""
+    return forms.ValidationError(
+        f"This is {-(-size_bytes // 1024):,} KiB long; a config.json has at most "
+        f"{MAX_CONFIG_BYTES // 1024} KiB. Paste config.json, not the weights' index."
+    )
 
 
 def _whole(text: str) -> int:
@@ -108,6 +113,8 @@ def read_upload(upload: UploadedFile[Any] | None) -> dict[str, Any]:
     """Return the object in an uploaded ``config.json``, or nothing without an upload."""
     if upload is None:
         return {}
+    if upload.size and upload.size > MAX_CONFIG_BYTES:
+        raise _too_long(upload.size)
     try:
         text = upload.read(MAX_CONFIG_BYTES + 1).decode()
     except UnicodeDecodeError as error:

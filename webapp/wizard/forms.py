@@ -8,6 +8,7 @@ from django import forms
 from planner.catalog.hf_config import model_from_config
 from planner.catalog.models import get_entry
 from planner.errors import PlannerError
+from webapp.core.wording import sentence
 from webapp.hosts.models import Host
 from webapp.modelhub.models import TeamModel
 from webapp.wizard.fields import (
@@ -132,7 +133,7 @@ class ModelForm(StepForm):
         try:
             values["catalog_id"] = get_entry(values.get("catalog_id") or "").id
         except PlannerError as error:
-            self.add_error("catalog_id", _sentence(error))
+            self.add_error("catalog_id", sentence(error.message))
 
     def _check_team(self, values: dict[str, Any]) -> None:
         if not values.get("team_model"):
@@ -163,13 +164,7 @@ class ModelForm(StepForm):
         try:
             model_from_config(values[name])
         except PlannerError as error:
-            self.add_error(name, _sentence(error))
-
-
-def _sentence(error: PlannerError) -> str:
-    """Return a planner's message as a sentence that stands alone."""
-    text = error.message.rstrip(".")
-    return f"{text[:1].upper()}{text[1:]}."
+            self.add_error(name, sentence(error.message))
 
 
 class ServeForm(StepForm):

@@ -15,7 +15,7 @@ from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute, stored_answer
 from webapp.plans.questions import draft_shape
 from webapp.wizard import pages
-from webapp.wizard.drafts import draft_begin, suggestion_apply
+from webapp.wizard.drafts import draft_begin, proposals_fill, suggestion_apply
 from webapp.wizard.steps import (
     SLUGS,
     fit_context,
@@ -46,7 +46,7 @@ def plan_step(request: HttpRequest, plan_id: str, step: str) -> HttpResponse:
     """Show one step; a POST saves it and goes on, or shows what is wrong beside its field."""
     if step not in SLUGS:
         raise Http404(step)
-    plan = changeable_plan(request, plan_id)
+    plan = proposals_fill(changeable_plan(request, plan_id))
     if request.method == "GET":
         return render(request, "wizard/step.html", pages.step_page(plan, step))
     if problem_page := _save(request, plan, step):
@@ -94,20 +94,20 @@ def plan_verdict(request: HttpRequest, plan_id: str) -> HttpResponse:
     """Return the rail alone; a POST of a step's form saves it first."""
     step = request.GET.get("step", "")
     if request.method == "POST":
-        plan = changeable_plan(request, plan_id)
+        plan = proposals_fill(changeable_plan(request, plan_id))
         if step not in SLUGS:
             raise Http404(step)
         if problem_page := _save(request, plan, step):
             return render(request, "wizard/rail.html", pages.problem_rail(plan, problem_page))
     else:
-        plan = visible_or_404(Plan, request.user, pk=plan_id)
+        plan = proposals_fill(visible_or_404(Plan, request.user, pk=plan_id))
     return render(request, "wizard/rail.html", pages.rail(plan, step))
 
 
 @require_POST
 def plan_suggestion(request: HttpRequest, plan_id: str) -> HttpResponse:
     """Change the draft as the pressed chip says, plan anew, and go back to the step."""
-    plan = changeable_plan(request, plan_id)
+    plan = proposals_fill(changeable_plan(request, plan_id))
     step = request.POST.get("step", "review")
     answer = stored_answer(plan)
     chosen = request.POST.get("suggestion", "")

@@ -48,6 +48,7 @@ RULES = {
     "login/": Rule("get", OPEN),
     "logout/": Rule("post", OPEN),
     "theme/": Rule("post", OPEN),
+    "team/": Rule("post", MEMBER, is_object=True),
     "": PAGE,
     "search/": PAGE,
     "plans/": PAGE,
@@ -144,6 +145,7 @@ def things(job, team, alice, settings, tmp_path) -> dict[str, str]:
     model = TeamModel.objects.create(team=team, name="Own", source="config", config=demo_config())
     token, _ = token_create(team=team, by=None, name="Next")
     return {
+        "team": team.pk,
         "<slug:job_id>": job.pk,
         "<job_id>": job.pk,
         "<str:plan_id>": plan.pk,
@@ -169,9 +171,11 @@ def call(client: Client, route: str, things: dict[str, str]) -> int:
     """Return the status; a redirect to the login page counts as 401."""
     path = route
     for argument, value in things.items():
-        path = path.replace(argument, value)
-    method = getattr(client, RULES[route].method)
-    answer = method(f"/{path}{QUERY.get(route, '')}")
+        path = path.replace(argument, value) if argument.startswith("<") else path
+    rule = RULES[route]
+    method = getattr(client, rule.method)
+    sent = {"data": {"team": things["team"]}} if route == "team/" else {}
+    answer = method(f"/{path}{QUERY.get(route, '')}", **sent)
     if answer.status_code == 302 and answer.headers["Location"].startswith("/login/"):
         return 200 if route == "logout/" else 401
     return answer.status_code

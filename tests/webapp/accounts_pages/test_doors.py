@@ -235,3 +235,79 @@ def test_someone_without_a_team_reads_empty_pages(known, path, host, team, alice
     assert answer.status_code == 200
     assert f"/hosts/{host.slug}/" not in text
     assert job.pk not in text
+
+
+# Choosing a team
+
+
+def in_two_teams(user, other_team, role=Role.PRACTITIONER):
+    member_add(team=other_team, user=user, role=role)
+    return client_of(user)
+
+
+def test_whoever_is_in_two_teams_is_offered_the_other_one(alice, team, other_team):
+    page = in_two_teams(alice, other_team).get("/plans/").content.decode()
+
+    assert f"Work for {other_team.name}".replace("'", "&#x27;") in page
+    assert f'value="{other_team.pk}"' in page
+    assert f'value="{team.pk}"' not in page
+
+
+def test_whoever_is_in_one_team_is_offered_none(bob, team, other_team):
+    assert "/team/" not in client_of(bob).get("/plans/").content.decode()
+
+
+def test_a_chosen_team_gets_what_is_made_next(alice, other_team):
+    client = in_two_teams(alice, other_team)
+
+    answer = client.post("/team/", {"team": other_team.pk, "next": "/jobs/"})
+    client.get("/plans/new/")
+
+    assert (answer.status_code, answer.headers["Location"]) == (302, "/jobs/")
+    assert Plan.objects.get().team == other_team
+
+
+def test_the_menu_says_the_role_in_the_chosen_team(alice, other_team):
+    client = in_two_teams(alice, other_team, Role.VIEWER)
+
+    client.post("/team/", {"team": other_team.pk})
+
+    assert "Viewer · Charlie" in client.get("/plans/").content.decode()
+
+
+def test_one_can_choose_back(alice, team, other_team):
+    client = in_two_teams(alice, other_team)
+    client.post("/team/", {"team": other_team.pk})
+
+    client.post("/team/", {"team": team.pk})
+    client.get("/plans/new/")
+
+    assert Plan.objects.get().team == team
+
+
+def test_a_team_that_one_is_not_in_cannot_be_chosen(charlie, alice, team, job):
+    client = client_of(charlie)
+
+    assert client.post("/team/", {"team": team.pk}).status_code == 404
+    assert client.get(f"/jobs/{job.pk}/").status_code == 404
+    assert client.session.get(SESSION_KEY) is None
+
+
+@pytest.mark.parametrize("sent", ["", "nope", "1", "\x00", "a" * 5000])
+def test_what_is_no_team_cannot_be_chosen(alice, sent):
+    assert client_of(alice).post("/team/", {"team": sent}).status_code == 404
+
+
+def test_choosing_a_team_leads_to_pages_of_this_site_alone(alice, other_team):
+    client = in_two_teams(alice, other_team)
+
+    answer = client.post("/team/", {"team": other_team.pk, "next": "https://elsewhere.example/"})
+
+    assert answer.headers["Location"] == "/"
+
+
+def test_a_team_is_chosen_by_a_post_alone(alice, other_team):
+    client = in_two_teams(alice, other_team)
+
+    assert client.get(f"/team/?team={other_team.pk}").status_code == 405
+    assert client.session.get(SESSION_KEY) is None

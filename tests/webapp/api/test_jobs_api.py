@@ -83,3 +83,27 @@ def test_without_a_session_nothing_is_told(client, reported):
 def test_a_ticket_names_what_its_holder_may_follow(alice, reported):
     answer = get(alice, f"/tickets?topics=job:{reported.job_id}").json()
     assert read_ticket(answer["ticket"]) == (alice.pk, (f"job:{reported.job_id}",))
+
+
+def test_a_ticket_for_more_topics_than_a_page_has_is_refused_with_the_limit(alice, job):
+    many = ",".join(f"job:{number}" for number in range(33))
+
+    answer = get(alice, f"/tickets?topics={many}")
+
+    assert answer.status_code == 422
+    assert "33 topics" in answer.json()["detail"]
+    assert "at most 32" in answer.json()["detail"]
+
+
+def test_the_same_topic_many_times_is_one_topic(alice, job):
+    answer = get(alice, f"/tickets?topics={','.join([f'job:{job.pk}'] * 500)}")
+
+    assert read_ticket(answer.json()["ticket"]) == (alice.pk, (f"job:{job.pk}",))
+
+
+@pytest.mark.parametrize("key", ["%00", "a%00b", "x" * 4000, "%F0%9F%9A%A2", "a b", "'--"])
+def test_a_hostile_key_is_no_topic(alice, key):
+    answer = get(alice, f"/tickets?topics=job:{key},plan:{key}")
+
+    assert answer.status_code == 200
+    assert read_ticket(answer.json()["ticket"]) == (alice.pk, ())

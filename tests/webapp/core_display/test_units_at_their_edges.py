@@ -241,3 +241,38 @@ def test_a_length_of_time_says_its_largest_part_truly(seconds):
 @given(st.integers(0, 10**15))
 def test_a_whole_number_keeps_all_its_digits(value):
     assert as_number(units.whole(value)) == value
+
+
+WORDS = [units.clock, units.coarse, units.about, units.gib, units.whole, units.percent]
+WORDS += [units.number, lambda value: units.memory(value).value]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("words", WORDS)
+def test_what_is_no_number_reads_as_nothing(words, value):
+    assert words(value) == units.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("shown", "words"),
+    [
+        (units.gib(-3 * GIB), "\u22123.0"),
+        (units.gib(-GIB / 4), "\u22120.25"),
+        (units.whole(-1234.0), f"\u22121{THIN}234"),
+        (units.memory(-12).value, "\u221212"),
+        (units.clock(-65), "\u22121 min 5 s"),
+        (units.percent(-0.04), f"\u22124.0{NBSP}%"),
+    ],
+)
+def test_below_zero_has_a_true_minus(shown, words):
+    assert shown == words
+
+
+@pytest.mark.parametrize("form", [units.whole, units.gib, units.percent])
+def test_a_little_below_zero_is_no_minus_zero(form):
+    assert form(-1e-9) == form(0.0)
+
+
+@given(st.floats(-1e18, 1e18))
+def test_no_form_prints_an_ascii_minus(value):
+    assert not any("-" in form(value) for form in (units.gib, units.whole, units.percent))

@@ -8,6 +8,7 @@ from planner import api
 from planner.specs.plan import PlanAnswer, PlanRequest, Rejection
 from planner.specs.strategy import Strategy
 from webapp.core.units import DASH, NBSP, THIN, TIMES
+from webapp.core.wording import capitalised
 from webapp.plans import alternatives
 from webapp.plans.alternatives import (
     _steps,
@@ -19,7 +20,6 @@ from webapp.plans.alternatives import (
 )
 from webapp.plans.explanation import explain, main_lines, with_unit
 from webapp.plans.words import (
-    capitalised,
     device_words,
     dtype_words,
     hardware_words,

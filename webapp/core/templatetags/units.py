@@ -6,7 +6,7 @@ from django import template
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from webapp.core import units
+from webapp.core import units, wording
 from webapp.core.clock import now
 from webapp.core.display import quantity
 from webapp.core.units import Quantity
@@ -26,6 +26,12 @@ def _html(shown: Quantity) -> SafeString:
 def quantity_html(value: Number, unit: str) -> SafeString | str:
     """Return a number in base units with its unit as HTML: ``{{ 1e9|quantity:"bytes" }}``."""
     return NOTHING if value is None else _html(quantity(value, unit))
+
+
+@register.filter
+def capitalised(text: str) -> str:
+    """Return a text with a capital first letter; a field's name stays as it is written."""
+    return wording.capitalised(text)
 
 
 @register.filter

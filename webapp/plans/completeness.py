@@ -1,0 +1,65 @@
+"""Which part of a draft is missing: a plan may have been made by hand, or by an older release."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from webapp.plans.errors import DraftProblem
+from webapp.plans.words import GOAL_WORDS
+
+Draft = dict[str, Any]
+# What each step of a draft has at the least.
+NEEDED = {
+    "goal": ("goal", "objective", "slo"),
+    "model": ("source",),
+    "hardware": ("choice", "device", "devices_per_node", "nodes"),
+    "pins": (),
+}
+
+
+def missing_step(draft: Draft) -> str:
+    """Return the first step that a draft does not have in full, or nothing if it has them all."""
+    for step, fields in NEEDED.items():
+        values = draft.get(step)
+        if not isinstance(values, Mapping) or any(name not in values for name in fields):
+            return step
+    goal, workload = draft["goal"]["goal"], draft.get("workload")
+    if goal not in GOAL_WORDS:
+        return "goal"
+    values = workload.get(goal) if isinstance(workload, Mapping) else None
+    return "" if values and isinstance(values, Mapping) else "workload"
+
+
+def refuse_incomplete(draft: Draft) -> None:
+    """Refuse a draft that no question can be made of.
+
+    Raises:
+        DraftProblem: a step is missing; the sentence names it.
+    """
+    step = missing_step(draft)
+    if step:
+        raise DraftProblem(
+            f"This plan says nothing about its {step} yet. Choose Edit: each step has a proposal.",
+            step,
+        )
+
+
+def completed(draft: Draft, proposal: Draft) -> Draft:
+    """Return a draft with what it lacks taken from a proposal; what it has stays.
+
+    A goal that there is no longer counts as missing.
+    """
+    whole = {step: _filled(draft.get(step), value) for step, value in proposal.items()}
+    if whole["goal"]["goal"] not in GOAL_WORDS:
+        whole["goal"] = proposal["goal"]
+    own = draft.get("workload")
+    each = own if isinstance(own, Mapping) else {}
+    whole["workload"] = {
+        goal: _filled(each.get(goal), values) for goal, values in proposal["workload"].items()
+    }
+    return whole
+
+
+def _filled(own: Any, proposed: Any) -> Any:  # noqa: ANN401 -- JSON of any shape
+    if isinstance(proposed, dict):
+        return {**proposed, **own} if isinstance(own, Mapping) else proposed
+    return proposed if own is None else own
