@@ -10,6 +10,7 @@ from planner.decode_factors import fitted_here
 from planner.decode_fitting import stream_cases
 from planner.errors import PlannerError
 from planner.evidence import Row, latest, serving_request, table, training_request, usable
+from planner.generation_peaks import alike, fit_overhead, peak_cases
 from planner.held_out import summary
 from planner.offload_examples import flexgen_table
 from planner.serving_factors import serving_cases
@@ -93,6 +94,16 @@ def _stream_errors() -> dict[str, list[float]]:
     for case in stream_cases():
         factors = fitted_here(case)
         found[f"{case.source}, {case.group}"].append(case.error(factors))
+    return found
+
+
+def _generation_errors() -> dict[str, list[float]]:
+    """Return the relative errors of generation peaks by source, each in its own definition."""
+    found: dict[str, list[float]] = defaultdict(list)
+    cases = peak_cases()
+    for case in (case for case in cases if case.measured_bytes):
+        peak = case.tensor_bytes + fit_overhead(alike(case, cases))
+        found[case.source].append(peak / case.measured_bytes - 1)
     return found
 
 
@@ -193,6 +204,7 @@ def accuracy_page() -> str:
         sections.picture_section(),
         _table("Training step, fitted", _errors(table("training"), "step_seconds")),
         _table("Training peak memory, fitted", _errors(table("memory"), "peak_memory_bytes")),
+        _table("Generation peak memory, fitted", _generation_errors()),
         _verdicts(),
         _table("Serving, fitted", _serving_errors()),
         _table("Single streams, fitted", _stream_errors()),

@@ -15,6 +15,8 @@ GOALS = (
     ("training step, unseen source", "median", 0.12),
     ("training peak, unseen model", "median", 0.05),
     ("training peak, unseen model", "p90", 0.12),
+    ("generation peak, unseen model", "median", 0.05),
+    ("generation peak, unseen model", "p90", 0.12),
     ("time per output token, unseen sweep", "mean", 0.07),
     ("time per output token, unseen pair", "mean", 0.15),
     ("time to first token, unseen sweep", "mean", 0.25),
@@ -26,6 +28,7 @@ COVERAGE_GOAL = (0.75, 0.85)
 UNITS = {
     "training step": ("seconds", 1.0),
     "training peak": ("gigabytes", 1e9),
+    "generation peak": ("gigabytes", 1e9),
     "time per output token": ("milliseconds", 1e-3),
     "time to first token": ("milliseconds", 1e-3),
 }
@@ -97,7 +100,9 @@ def errors() -> str:
     ]
     for name, kept in held_out().items():
         if "right" in kept:
-            lines.append(f"| {name} | {kept['n']} | {kept['right']:.1%} right | | | |")
+            costly, cheap = kept["said_fits_ran_out"], kept["refused_ran"]
+            wrong = f"said fits, ran out: {costly} | refused, ran: {cheap}"
+            lines.append(f"| {name} | {kept['n']} | {kept['right']:.1%} right | {wrong} | |")
             continue
         shares = " | ".join(f"{kept[key]:.1%}" for key in ("mean", "median", "p90"))
         covered = f"{kept['covered']:.1%}" if "covered" in kept else ""

@@ -173,6 +173,8 @@ def strategy_of(row: Row) -> JsonObject:
         found["attention"] = "eager" if row["attention"] == "eager" else "flash"
     if row.get("sequence_parallel"):
         found["sequence_parallel"] = row["sequence_parallel"] in {"1", "true", "True"}
+    if row.get("quantization"):
+        found["quantization"] = row["quantization"]
     return {**found, **_noted(row)}
 
 

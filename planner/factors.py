@@ -15,8 +15,9 @@ from planner.decode_factors import build_stream_factors, stream_report
 from planner.errors import PlannerError
 from planner.evidence import digest, latest, table, usable
 from planner.fitting import MEMORY_FACTORS, Columns, MemoryCase, fit_memory, memory_case
+from planner.generation_peaks import generation_factors
 from planner.held_out import left_out_rows, report, summary
-from planner.left_out import PEAK, STEP, LeftOut, current, pooled, spread_of
+from planner.left_out import PEAK, STEP, LeftOut, Verdict, current, pooled, spread_of
 from planner.serving_factors import SEEN, UNSEEN, build_serving_factors
 from planner.specs.base import JsonObject
 from planner.step_fitting import PARTS, StepCase, fit_step, step_case
@@ -100,8 +101,8 @@ def named(factors: Columns) -> dict[str, float]:
 
 
 @cache
-def predictions() -> tuple[tuple[LeftOut, ...], dict[str, list[bool]]]:
-    """Return what is predicted of every row without its part, and the rightness of verdicts."""
+def predictions() -> tuple[tuple[LeftOut, ...], dict[str, list[Verdict]]]:
+    """Return what is predicted of every row without its part, and every verdict."""
     rows, verdicts = left_out_rows(memory_cases(), step_cases())
     return tuple(rows), verdicts
 
@@ -132,6 +133,8 @@ def build_factors() -> JsonObject:
     for engine, fields in build_serving_factors(COMMON_SERVING).items():
         engines.setdefault(engine, {}).update(fields)
     for engine, fields in build_stream_factors().items():
+        engines.setdefault(engine, {}).update(fields)
+    for engine, fields in generation_factors(predictions()[0]).items():
         engines.setdefault(engine, {}).update(fields)
     return {
         "version": VERSION,

@@ -5,8 +5,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from planner.fitting import Columns, MemoryCase
+from planner.generation_peaks import left_out_generation, peak_cases
+from planner.generation_peaks import model_of as generating_model
+from planner.generation_peaks import source_of as generating_source
 from planner.left_out import (
     LeftOut,
+    Verdict,
     is_covered,
     left_out_peaks,
     left_out_serving,
@@ -24,6 +28,8 @@ P90 = 0.9
 PARTS: dict[tuple[str, ErrorClass], str] = {
     ("training", SEEN): "unseen model",
     ("training", UNSEEN): "unseen source",
+    ("generation", SEEN): "unseen model",
+    ("generation", UNSEEN): "unseen source",
     ("time", SEEN): "unseen sweep",
     ("time", UNSEEN): "unseen pair",
 }
@@ -40,9 +46,18 @@ def summary(errors: Iterable[float] | Columns) -> JsonObject:
     }
 
 
-def rightness(verdicts: Sequence[bool]) -> JsonObject:
-    """Return the count of verdicts and the share of right ones."""
-    return {"n": len(verdicts), "right": round(float(np.mean(verdicts)), 4)}
+def rightness(verdicts: Sequence[Verdict]) -> JsonObject:
+    """Return the count of verdicts, the share of right ones and how many were wrong each way.
+
+    >>> rightness([(True, True), (True, False)])
+    {'n': 2, 'right': 0.5, 'said_fits_ran_out': 1, 'refused_ran': 0}
+    """
+    return {
+        "n": len(verdicts),
+        "right": round(float(np.mean([said == ran for said, ran in verdicts])), 4),
+        "said_fits_ran_out": sum(said and not ran for said, ran in verdicts),
+        "refused_ran": sum(ran and not said for said, ran in verdicts),
+    }
 
 
 def title_of(row: LeftOut) -> str:
@@ -69,8 +84,8 @@ def coverage(rows: Sequence[LeftOut]) -> float:
 
 def left_out_rows(
     memory: Sequence[MemoryCase], steps: Sequence[StepCase]
-) -> tuple[list[LeftOut], dict[str, list[bool]]]:
-    """Return every prediction of a left-out row, and whether each verdict was right."""
+) -> tuple[list[LeftOut], dict[str, list[Verdict]]]:
+    """Return every prediction of a left-out row, and each verdict: what was said, what was."""
     rows: list[LeftOut] = []
     verdicts = {}
     both: tuple[tuple[ErrorClass, str], ...] = ((SEEN, "model"), (UNSEEN, "source"))
@@ -79,10 +94,14 @@ def left_out_rows(
         peaks, right = left_out_peaks(memory, part, error_class)
         rows += [*left_out_steps(steps, part, error_class), *peaks]
         verdicts[f"training verdict, unseen {what}"] = right
+        generating = generating_model if error_class == SEEN else generating_source
+        peaks, right = left_out_generation(peak_cases(), generating, error_class)
+        rows += peaks
+        verdicts[f"generation verdict, unseen {what}"] = right
     return rows + left_out_serving(), verdicts
 
 
-def report(rows: Sequence[LeftOut], verdicts: dict[str, list[bool]]) -> JsonObject:
+def report(rows: Sequence[LeftOut], verdicts: dict[str, list[Verdict]]) -> JsonObject:
     """Return errors and coverage of left-out rows by what they are reported under."""
     found: JsonObject = {}
     for title, group in sorted(groups_of(rows).items()):

@@ -28,6 +28,10 @@ MIN_ROWS = 10
 DIGITS = 4
 
 
+# Whether a setting was said to fit, and whether it ran.
+Verdict = tuple[bool, bool]
+
+
 @dataclass(frozen=True)
 class LeftOut:
     """One measured figure, and what was predicted without the part that it belongs to."""
@@ -107,8 +111,8 @@ def left_out_steps(
 
 def left_out_peaks(
     cases: Sequence[MemoryCase], part_of: Callable[[MemoryCase], str], error_class: ErrorClass
-) -> tuple[list[LeftOut], list[bool]]:
-    """Return every peak, predicted without its part, and whether each verdict was right."""
+) -> tuple[list[LeftOut], list[Verdict]]:
+    """Return every peak, predicted without its part, and each verdict: what was said, what was."""
     found, verdicts = [], []
     for engine in sorted({case.engine for case in cases}):
         own = [case for case in cases if case.engine == engine]
@@ -122,7 +126,7 @@ def left_out_peaks(
                 if case.measured_bytes:
                     found.append(_row(PEAK, error_class, case, part, case.measured_bytes, peak))
                 else:
-                    verdicts.append((peak <= case.usable_bytes) == case.ran)
+                    verdicts.append((peak <= case.usable_bytes, case.ran))
     return found, verdicts
 
 

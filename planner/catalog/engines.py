@@ -57,7 +57,13 @@ class Engine(Spec):
     lora_targets: Literal["all", "query_value"] = "all"
     wide_norms: bool = False
     unties_embeddings: bool = False
+    fp32_embeddings_beside_packed: bool = False
     loads_before_sharding: bool = False
+    grows_cache: bool = False
+    prompt_logits: bool = False
+    rotary_tables_per_layer: bool = False
+    generation_overhead_bytes: float | None = None
+    generation_spreads: dict[str, float] = Field(default_factory=dict)
     training_overhead_bytes: float | None = None
     extra_state_bytes: float = 0.0
     update_state_bytes: float = 0.0

@@ -27,9 +27,13 @@ WIDE_NORM_TENSORS = 4
 # last of each is the input of the down projection.
 GATED_FFN_TENSORS = 4
 PLAIN_FFN_TENSORS = 2
-# A step of inference holds two residual streams and one layer's widest tensors at a time.
+# A step of inference holds two residual streams, one in fp32 for its norm, and the widest tensors
+# of one half of a layer: of attention, or of the feed-forward block, whose gate, up and product
+# (or input and output) live at once. Between 6k and 31k prompt tokens the peaks of Qwen2.5's speed
+# table (0.5B to 72B, validation/memory.csv) grow by just these elements a token.
 INFERENCE_HIDDEN_TENSORS = 4
 INFERENCE_FFN_TENSORS = 3
+ROTARY_TABLES = 2
 # Logits in the loss: the 16- or 32-bit output, its fp32 copy and the fp32 gradient; a loss in
 # single operators also keeps the shifted copy and the logarithms.
 LOSS_FP32_COPIES = 2
@@ -161,6 +165,28 @@ def inference_activation_bytes(
     return num_tokens * elements * bytes_per_element + logits
 
 
+@equation(
+    "R = 2 · L · P · d · B",
+    unit="B",
+    symbols={
+        "num_layers": "L",
+        "positions": "P",
+        "head_dim": "d",
+        "bytes_per_element": "B",
+    },
+    source="sines and cosines of every position the model knows, kept by every layer",
+)
+def rotary_table_bytes(
+    *,
+    num_layers: Quantity,
+    positions: Quantity,
+    head_dim: Quantity,
+    bytes_per_element: Quantity,
+) -> Quantity:
+    """Return the bytes of the rotary tables of layers that each keep their own."""
+    return ROTARY_TABLES * num_layers * positions * head_dim * bytes_per_element
+
+
 def attention_width(model: ModelSpec) -> float:
     """Return the elements per token of queries, keys, values and the attention's output.
 
@@ -236,7 +262,8 @@ def operand_width(model: ModelSpec, tensor_parallel_size: Quantity) -> Quantity:
 def inference_elements(model: ModelSpec, tensor_parallel_size: float) -> float:
     """Return the elements per token that are alive at once while one layer runs forward."""
     widest = max(_group_width(model, group) for group in model.layers_by_attention)
-    wide = widest + INFERENCE_FFN_TENSORS * widest_feed_forward(model)
+    tensors = INFERENCE_FFN_TENSORS if model.gated_mlp else PLAIN_FFN_TENSORS
+    wide = max(widest, tensors * widest_feed_forward(model))
     return INFERENCE_HIDDEN_TENSORS * model.hidden_size + wide / tensor_parallel_size
 
 

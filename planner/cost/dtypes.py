@@ -19,7 +19,14 @@ ELEMENT_BITS: dict[Dtype, float] = {
 # zero elements is one scale per output channel, which is too little to count here.
 # Sources: torchao int4 stores a 16-bit scale and zero per group; the OCP MX and NVFP4 formats
 # fix groups of 32 and 16 with 8-bit scales; QLoRA's double quantisation costs 0.127 bit.
-GROUP_METADATA_BITS: dict[Dtype, float] = {"int4": 32, "nvfp4": 8, "mxfp4": 8, "nf4": 8.128}
+# int8 has groups only where one is named: a 16-bit scale and an 8-bit zero, as GPTQ stores them.
+GROUP_METADATA_BITS: dict[Dtype, float] = {
+    "int8": 24,
+    "int4": 32,
+    "nvfp4": 8,
+    "mxfp4": 8,
+    "nf4": 8.128,
+}
 DEFAULT_GROUP: dict[Dtype, int] = {"int4": 128, "nvfp4": 16, "mxfp4": 32, "nf4": 64}
 FIXED_GROUP: frozenset[Dtype] = frozenset({"nvfp4", "mxfp4"})
 SIXTEEN_BIT: frozenset[Dtype] = frozenset({"bf16", "fp16"})
@@ -39,14 +46,19 @@ def group_size_of(dtype: Dtype, group_size: int | None) -> int:
     return group_size if dtype in GROUP_METADATA_BITS else 0
 
 
-def weight_bytes_per_element(dtype: Dtype, group_size: int | None = None) -> float:
+def weight_bytes_per_element(
+    dtype: Dtype, group_size: int | None = None, *, whole_scales: bool = False
+) -> float:
     """Return the bytes of one stored weight, its share of the group's metadata included.
+
+    ``whole_scales`` are kept in fp32, where NF4 would else quantise them a second time.
 
     >>> weight_bytes_per_element("int4", 128)
     0.53125
     """
     group = group_size_of(dtype, group_size)
-    metadata = GROUP_METADATA_BITS[dtype] / group if group else 0.0
+    each = ELEMENT_BITS["fp32"] if whole_scales else GROUP_METADATA_BITS.get(dtype, 0.0)
+    metadata = each / group if group else 0.0
     return (ELEMENT_BITS[dtype] + metadata) / BITS_PER_BYTE
 
 

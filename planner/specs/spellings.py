@@ -104,6 +104,8 @@ BETWEEN = re.compile(r"[^a-z0-9#.]+")
 GROUP = re.compile(r"gs?(\d+)")
 BITS = re.compile(r"(?:int|uint|w|fp|nf)?(\d+(?:\.\d+)?)(?:bits?|bpw)?")
 SAME = {"smoothquant": "w8a8", "llm.int8": "w8a16", "llm.int8()": "w8a16", "none": None}
+# The plugin's four bits whose scales are not quantised a second time, as they are with "-dq".
+SAME |= {"bnb.nf4": "bnb.nf4", "bnb.fp4": "bnb.nf4"}
 METHODS = {
     "gptq": "gptq",
     "gptqv2": "gptq",

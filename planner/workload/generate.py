@@ -156,6 +156,7 @@ def generate(setting: Setting, workload: GenerateWorkload, ledger: Ledger) -> Ou
         working,
         paged=False,
         waiting_tokens=(own - working) * workload.input_tokens,
+        prompt_tokens=workload.input_tokens if setting.engine.grows_cache else None,
     )
     memory = inference_memory(setting, ledger, load)
     prefill = _prefill(setting, ledger, micro, workload.input_tokens)

@@ -1,11 +1,17 @@
 """What inference holds on each device: weights, KV cache, working set and the runtime itself."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from planner.cost.activations import inference_activation_bytes, inference_elements, score_bytes
+from planner.cost.activations import (
+    inference_activation_bytes,
+    inference_elements,
+    rotary_table_bytes,
+    score_bytes,
+)
+from planner.cost.dtypes import WIDE, element_bytes
 from planner.cost.equation import Ledger, Unrecorded
 from planner.cost.kv_cache import cache_bytes, layer_tokens
-from planner.cost.memory import MemoryUse, StageMemory
+from planner.cost.memory import MemoryUse, StageMemory, fullest_of
 from planner.cost.weight_formats import WeightFormat
 from planner.cost.weights import (
     alike_stages,
@@ -16,6 +22,7 @@ from planner.cost.weights import (
     stage_vocabulary,
     weight_bytes,
 )
+from planner.specs.workload import GenerateWorkload
 from planner.workload.offloaded_memory import (
     DISK,
     HOST,
@@ -34,7 +41,8 @@ class Load:
     """What one attention rank holds at once: sequences of a length, and its widest step's tokens.
 
     Context parallelism splits the tokens of a sequence further. ``waiting_tokens`` belong to other
-    micro-batches: their residual streams wait for the layer.
+    micro-batches: their residual streams wait for the layer. ``prompt_tokens`` of a sequence fill
+    a cache that grows; without it the whole cache is there from the start.
     """
 
     sequences: float
@@ -44,6 +52,18 @@ class Load:
     paged: bool
     shared_tokens: float = 0.0
     waiting_tokens: float = 0.0
+    prompt_tokens: float | None = None
+
+    @property
+    def prompt(self) -> "Load":
+        """Return what the rank holds while it reads the prompts."""
+        read = self.tokens_per_sequence if self.prompt_tokens is None else self.prompt_tokens
+        return replace(self, tokens_per_sequence=read)
+
+    @property
+    def last_step(self) -> "Load":
+        """Return what it holds when it generates the last token: every cache is full."""
+        return replace(self, step_tokens=self.sampled_tokens)
 
 
 def usable_bytes(setting: Setting) -> float:
@@ -101,7 +121,7 @@ def stage_weight_bytes(setting: Setting, ledger: Ledger, stage: int) -> float:
         tensor_parallel_size=layout.tensor,
         weight_bytes_per_element=setting.weight_element_bytes,
         plain_bytes_per_element=setting.plain_element_bytes,
-        vocabulary_bytes_per_element=setting.vocabulary_element_bytes,
+        vocabulary_bytes_per_element=_vocabulary_bytes(setting),
     )
     for other in others:
         held = held + ledger.term(
@@ -111,6 +131,14 @@ def stage_weight_bytes(setting: Setting, ledger: Ledger, stage: int) -> float:
             weight_bytes_per_element=other.element_bytes,
         )
     return held
+
+
+def _vocabulary_bytes(setting: Setting) -> float:
+    """Return the bytes of a vocabulary weight; some keep the embedding, of two, in fp32."""
+    packed = setting.weight_dtype not in WIDE
+    if packed and setting.engine.fp32_embeddings_beside_packed:
+        return (setting.vocabulary_element_bytes + element_bytes("fp32")) / 2
+    return setting.vocabulary_element_bytes
 
 
 def _stage_linear(setting: Setting, ledger: Ledger, stored: WeightFormat, portion: float) -> float:
@@ -150,9 +178,82 @@ def stage_kv_bytes(setting: Setting, ledger: Ledger, load: Load, stage: int) -> 
 
 
 def _stage(setting: Setting, ledger: Ledger, load: Load, stage: int) -> StageMemory:
-    model, tensor = setting.model, setting.layout.tensor
+    """Return a stage at its fullest: reading the prompts, or with all caches full at the end."""
     weights = stage_weight_bytes(setting, ledger, stage)
-    kv_cache = stage_kv_bytes(setting, ledger, load, stage)
+    factor = setting.factor("memory")
+    held = {
+        "weights": weights * (1 - weights_away(setting)),
+        "buffers": double_buffer(setting, ledger, weights, stage)
+        + _rotary_tables(setting, ledger, stage),
+        "runtime_overhead": _overhead(setting) * factor,
+    }
+    if load.prompt_tokens is None:
+        moments = [(load, _working_set(setting, ledger, load))]
+    else:
+        end = load.last_step
+        moments = [
+            (load.prompt, _working_set(setting, ledger, load.prompt)),
+            (load.prompt, _prompt_logits(setting, ledger, load, stage)),
+            (end, _working_set(setting, Unrecorded(), end)),
+        ]
+    waiting = waiting_bytes(setting, load.waiting_tokens)
+    return fullest_of(
+        [
+            StageMemory(
+                {
+                    **held,
+                    "kv_cache": stage_kv_bytes(setting, ledger, moment, stage)
+                    * (1 - cache_away(setting)),
+                    "activations": working * setting.engine.working_set_ratio * factor + waiting,
+                }
+            )
+            for moment, working in moments
+        ]
+    )
+
+
+def _overhead(setting: Setting) -> float:
+    """Return what the runtime holds beside tensors: measured of the engine, or what is usual."""
+    measured = setting.engine.generation_overhead_bytes
+    if measured is None or not isinstance(setting.workload, GenerateWorkload):
+        return setting.engine.runtime_overhead_bytes
+    return measured
+
+
+def _rotary_tables(setting: Setting, ledger: Ledger, stage: int) -> float:
+    """Return the rotary tables of an engine whose layers each keep their own."""
+    model = setting.model
+    if not setting.engine.rotary_tables_per_layer:
+        return 0.0
+    return ledger.term(
+        rotary_table_bytes,
+        setting.line(GROUP, "Rotary tables", key="buffers"),
+        num_layers=stage_layers(model.num_hidden_layers, setting.layout.pipeline)[stage],
+        positions=model.max_position_embeddings,
+        head_dim=model.head_dim,
+        bytes_per_element=setting.activation_element_bytes,
+    )
+
+
+def _prompt_logits(setting: Setting, ledger: Ledger, load: Load, stage: int) -> float:
+    """Return the logits of whole prompts, by engines that compute them for every token."""
+    model, tensor = setting.model, setting.layout.tensor
+    if not setting.engine.prompt_logits or stage != setting.layout.pipeline - 1:
+        return 0.0
+    return ledger.term(
+        inference_activation_bytes,
+        setting.line(GROUP, "Logits of the whole prompts", key="activations"),
+        num_tokens=0.0,
+        elements=0.0,
+        bytes_per_element=setting.activation_element_bytes,
+        sampled_tokens=load.step_tokens,
+        vocab_per_rank=model.vocab_size / tensor,
+    )
+
+
+def _working_set(setting: Setting, ledger: Ledger, load: Load) -> float:
+    """Return the widest tensors of one step."""
+    model, tensor = setting.model, setting.layout.tensor
     activations = ledger.term(
         inference_activation_bytes,
         setting.line(GROUP, "Working set of one step", key="activations"),
@@ -172,14 +273,4 @@ def _stage(setting: Setting, ledger: Ledger, load: Load, stage: int) -> StageMem
             sequence_length=load.tokens_per_sequence,
             bytes_per_element=setting.activation_element_bytes,
         )
-    factor = setting.factor("memory")
-    return StageMemory(
-        {
-            "weights": weights * (1 - weights_away(setting)),
-            "kv_cache": kv_cache * (1 - cache_away(setting)),
-            "activations": activations * setting.engine.working_set_ratio * factor
-            + waiting_bytes(setting, load.waiting_tokens),
-            "buffers": double_buffer(setting, ledger, weights, stage),
-            "runtime_overhead": setting.engine.runtime_overhead_bytes * factor,
-        }
-    )
+    return activations

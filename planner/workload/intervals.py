@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from planner.specs.calibration import HostCalibration
 from planner.specs.estimate import ErrorClass, Interval, MemoryAnswer, Performance
-from planner.specs.workload import TrainWorkload
+from planner.specs.workload import GenerateWorkload, TrainWorkload
 from planner.workload.setting import Setting
 
 MIN_MEASUREMENTS = 3
@@ -109,8 +109,9 @@ def _left_out(spreads: Mapping[str, float], *, seen: bool) -> float:
 
 def _memory_spread(setting: Setting, error_class: ErrorClass) -> float:
     """Return the log spread of a peak: what held-out measurements of the engine left, if any."""
-    fitted = setting.engine.memory_spreads
-    if fitted and isinstance(setting.workload, TrainWorkload):
+    training = isinstance(setting.workload, TrainWorkload)
+    fitted = setting.engine.memory_spreads if training else setting.engine.generation_spreads
+    if fitted and (training or isinstance(setting.workload, GenerateWorkload)):
         return _left_out(fitted, seen=True)
     return MEMORY_SPREAD[error_class]
 

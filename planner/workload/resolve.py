@@ -19,6 +19,7 @@ from planner.specs.model import ModelSpec
 from planner.specs.strategy import OffloadSpec, Strategy
 from planner.specs.workload import CompressWorkload, TrainWorkload
 from planner.workload.layouts import layout_of
+from planner.workload.named_formats import FORMAT_BY_QUANTIZATION, default_group
 from planner.workload.setting import Layout, Setting
 from planner.workload.validity import batch_rules, check, training_rules
 
@@ -38,24 +39,7 @@ TRAINING_ONLY = {
 }
 # An engine's way of counting ranks may differ from ours: the answer repeats ours.
 LAYOUT_FIELDS = ("data_parallel_size", "tensor_parallel_size", "attention_data_parallel_size")
-RUNNER_INT4_GROUP = 64
 SOLVER_ROUNDING = 1e-9
-# What a named quantisation stores and computes in, where the dtypes are not given.
-FORMAT_BY_QUANTIZATION: dict[str, tuple[Dtype, Dtype]] = {
-    "gptq": ("int4", "bf16"),
-    "awq": ("int4", "bf16"),
-    "nf4": ("nf4", "bf16"),
-    "w4a16": ("int4", "bf16"),
-    "w4a8": ("int4", "int8"),
-    "fptq": ("int4", "int8"),
-    "finequant": ("int4", "bf16"),
-    "quantease": ("int4", "bf16"),
-    "qat": ("int4", "bf16"),
-    "w8a16": ("int8", "bf16"),
-    "w8a8": ("int8", "int8"),
-    "fp8": ("fp8", "fp8"),
-    "nvfp4": ("nvfp4", "nvfp4"),
-}
 EIGHT_BIT_FLOATS = {"fp8", "nvfp4"}
 
 
@@ -254,7 +238,7 @@ def _filled(
     fields: dict[str, object] = {
         "weight_dtype": weight,
         "activation_dtype": activation,
-        "group_size": given.group_size or _default_group(model, weight, engine),
+        "group_size": given.group_size or default_group(given, model, weight, engine),
         "data_parallel_size": layout.data,
         "tensor_parallel_size": layout.tensor,
         "pipeline_parallel_size": layout.pipeline,
@@ -298,14 +282,6 @@ def _default_activation_dtype(weight: Dtype) -> Dtype:
     if weight in EIGHT_BIT_FLOATS:
         return weight
     return unquantised_dtype(weight)
-
-
-def _default_group(model: ModelSpec, weight: Dtype, engine: Engine) -> int | None:
-    if model.group_size and weight == model.weight_dtype:
-        return model.group_size
-    if weight in {"int4", "nf4"}:
-        return RUNNER_INT4_GROUP if engine.role == "runner" or weight == "nf4" else 128
-    return None
 
 
 def _default_kv(weight: Dtype, activation: Dtype, engine: Engine) -> Dtype:

@@ -149,7 +149,10 @@ class Setting:
         """Return the stored bytes of one linear weight, metadata included."""
         if self.packed is not None:
             return self.packed.linear_bytes_per_element
-        dense = weight_bytes_per_element(self.weight_dtype, self.strategy.group_size)
+        whole = self.strategy.quantization == "bnb.nf4"
+        dense = weight_bytes_per_element(
+            self.weight_dtype, self.strategy.group_size, whole_scales=whole
+        )
         if not self.skips_zeros:
             return dense
         bits = element_bytes(self.weight_dtype) * BITS_PER_BYTE

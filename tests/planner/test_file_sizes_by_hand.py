@@ -120,7 +120,8 @@ def test_formats_of_a_fixed_block_ignore_what_group_is_asked_for(group):
     assert weight_bytes_per_element("mxfp4", group) == 17 / 32
     assert weight_bytes_per_element("nvfp4", group) == 9 / 16
     assert group_size_of("int4", group) == group
-    assert group_size_of("int8", group) == 0
+    assert group_size_of("int8", group) == group
+    assert group_size_of("fp8", group) == 0
 
 
 @pytest.mark.parametrize(("dtype", "kept"), [("fp32", "fp32"), ("fp16", "fp16"), ("int4", "bf16")])

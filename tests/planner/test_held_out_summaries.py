@@ -38,7 +38,15 @@ def test_the_sign_of_an_error_is_not_part_of_its_summary(errors):
 
 
 def test_three_right_verdicts_of_four_are_three_quarters():
-    assert rightness([True, True, False, True]) == {"n": 4, "right": 0.75}
+    found = rightness([(True, True), (True, True), (False, True), (False, False)])
+
+    assert (found["n"], found["right"]) == (4, 0.75)
+
+
+def test_the_costly_wrong_verdict_is_counted_apart_from_the_cheap_one():
+    found = rightness([(True, False), (True, False), (False, True)])
+
+    assert (found["said_fits_ran_out"], found["refused_ran"]) == (2, 1)
 
 
 @pytest.mark.parametrize(
