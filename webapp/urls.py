@@ -9,6 +9,7 @@ urlpatterns = [
     path("", include("webapp.home.urls")),
     path("", include("webapp.wizard.urls")),
     path("", include("webapp.plans.urls")),
+    path("", include("webapp.limits.urls")),
     path("", include("webapp.modelhub.urls")),
     path("", include("webapp.jobs.urls")),
     path("", include("webapp.hosts.urls")),

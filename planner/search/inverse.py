@@ -16,12 +16,14 @@ from planner.catalog.models import get_model, list_models
 from planner.cost.dtypes import element_bytes
 from planner.cost.parameters import count_parameters
 from planner.errors import BadRequestError
-from planner.search.probe import Probe, largest_step, shortfall
+from planner.search.carried import limit_interval
+from planner.search.probe import Probe, in_full, largest_step, shortfall
 from planner.search.question import clusters_of, memory_of, questions
 from planner.search.rank import order_of
 from planner.search.space import formats
 from planner.specs.base import Dtype
 from planner.specs.cluster import ClusterSpec
+from planner.specs.estimate import Estimate, Interval
 from planner.specs.inverse import Beyond, InverseAnswer, InverseRequest, Limit
 from planner.specs.plan import Bound, PlanRequest
 from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload
@@ -94,7 +96,10 @@ def _along(scale: Scale, probe: Probe) -> tuple[Limit, ...]:
     if not found:
         return ()
     limit = probe.limit(found, scale.unit, found + scale.step)
-    if limit.beyond is None and scale.top_reason:
+    if limit.beyond is not None:
+        interval = _carried(limit, limit.beyond, found, scale)
+        return (limit.model_copy(update={"interval": interval}),)
+    if scale.top_reason:
         beyond = Beyond(
             value=found + scale.step,
             reason=scale.top_reason,
@@ -105,6 +110,19 @@ def _along(scale: Scale, probe: Probe) -> tuple[Limit, ...]:
         )
         limit = limit.model_copy(update={"beyond": beyond})
     return (limit,)
+
+
+def _carried(limit: Limit, beyond: Beyond, found: int, scale: Scale) -> Interval | None:
+    """Return how sure a limit is; never beyond the end of its scale."""
+    strategy = limit.estimate.strategy
+
+    def at_half() -> Estimate:
+        asked = scale.at(found // 2)
+        request = asked[0] if isinstance(asked, list) else asked
+        return in_full(request, limit.cluster, strategy)
+
+    interval = limit_interval(found, beyond.constraint, limit.estimate, at_half)
+    return interval and (interval[0], min(interval[1], float(scale.top)))
 
 
 def _changed(request: PlanRequest, **fields: object) -> PlanRequest:

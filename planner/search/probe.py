@@ -11,6 +11,7 @@ from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate, EstimateRequest
 from planner.specs.inverse import Beyond, Limit
 from planner.specs.plan import PlanRequest, Rejection
+from planner.specs.strategy import Strategy
 from planner.workload.estimator import estimate_request
 
 Answer = tuple[Estimate, ClusterSpec, PlanRequest]
@@ -60,7 +61,7 @@ class Probe:
         """Return the limit at a value that works, with what happens at the one beyond."""
         estimate, cluster, request = self.yes[value]
         refused = None if beyond is None else self.no.get(beyond)
-        verified = in_full(request, cluster, estimate)
+        verified = in_full(request, cluster, estimate.strategy)
         return Limit(value=value, unit=unit, cluster=cluster, estimate=verified, beyond=refused)
 
 
@@ -71,14 +72,14 @@ def shortfall(beyond: Beyond) -> float:
     return abs(beyond.required / beyond.limit - 1)
 
 
-def in_full(request: PlanRequest, cluster: ClusterSpec, found: Estimate) -> Estimate:
+def in_full(request: PlanRequest, cluster: ClusterSpec, strategy: Strategy) -> Estimate:
     """Return what a search found as an estimate of its own, with all figures but no terms."""
     asked = EstimateRequest(
         id=request.id,
         model=request.model,
         cluster=cluster,
         workload=request.workload,
-        strategy=found.strategy,
+        strategy=strategy,
         engine=request.engine,
         host_calibration=request.host_calibration,
     )

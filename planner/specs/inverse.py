@@ -4,7 +4,7 @@ from typing import Literal
 
 from planner.specs.base import SparseSpec
 from planner.specs.cluster import ClusterSpec
-from planner.specs.estimate import Estimate
+from planner.specs.estimate import Estimate, Interval
 from planner.specs.plan import PlanRequest
 
 InverseQuestion = Literal[
@@ -39,11 +39,13 @@ class Limit(SparseSpec):
     """How far one thing goes: the last value that works with its estimate, and the one beyond.
 
     ``beyond`` is absent when nothing lies beyond, as with the largest model of the catalog.
+    ``interval`` is the 80 % interval of a value that memory or a time ends.
     """
 
     value: int | float | str
     unit: str
     name: str = ""
+    interval: Interval | None = None
     cluster: ClusterSpec
     estimate: Estimate
     beyond: Beyond | None = None

@@ -102,6 +102,8 @@ def main(out: Path) -> None:
             "host": "/hosts/this-machine/",
             "home": "/",
             "models": "/models/",
+            "limits": "/limits/",
+            "limits-answer": "/limits/?question=most_users&ask=1&hardware=rtx-4090",
         }.items():
             shoot_all(looks, stack.base_url + path, name, out)
         shoot_all(looks, plan, "plan", out)

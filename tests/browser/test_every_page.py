@@ -24,6 +24,10 @@ PATHS = {
     "job config": "/jobs/{job}/config/",
     "job artefacts": "/jobs/{job}/artefacts/",
     "wizard": "/plans/new/?preset=demo",
+    "limits": "/limits/",
+    "a limit": "/limits/?question=most_users&ask=1&hardware=rtx-4090",
+    "a limit that is none": "/limits/?question=longest_context&ask=1&hardware=t4&output_tokens=0",
+    "largest model": "/limits/?question=largest_model&ask=1&hardware=rtx-4090",
 }
 
 

@@ -41,3 +41,10 @@ def test_the_history_filters_by_its_form(plain_page, stack, finished_job):
     plain_page.get_by_role("button", name="Filter").click()
     assert "state=succeeded" in plain_page.url
     expect(plain_page.locator(f"a[href='/jobs/{finished_job}/']").first).to_be_visible()
+
+
+def test_a_limit_is_found_by_its_form(plain_page, stack):
+    plain_page.goto(f"{stack.base_url}/limits/?question=most_users")
+    plain_page.get_by_label("Hardware").select_option("rtx-4090")
+    plain_page.get_by_role("button", name="Find the limit").click()
+    expect(plain_page.get_by_label("Answer")).to_contain_text("people at once on RTX 4090")

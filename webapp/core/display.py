@@ -60,6 +60,7 @@ class Figure:
     provenance: str = "modelled"  # modelled, published or measured
     note: str = ""
     href: str = ""
+    evidence: str = ""  # where the error class of the figure is shown row by row
     measured: float | None = None
 
     @property

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from planner.specs.plan import APPLICABILITY, PlanAnswer, PlannedStrategy, Rejection
 from planner.techniques.registry import TECHNIQUES
 from webapp.core.display import quantity
-from webapp.core.units import DASH, memory, number
+from webapp.core.units import DASH, memory, number, parameters
 from webapp.core.wording import capitalised
 from webapp.plans.verdict import GOAL_FIGURES, figure_values
 from webapp.plans.words import strategy_words
@@ -18,6 +18,7 @@ CHART_WIDTH, CHART_HEIGHT = 514.0, 252.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 506.0, 16.0, 218.0
 TICKS = 4
 HEADROOM = 1.08
+KILO = 1000
 TARGET_WORDS = {
     "ttft_seconds": "the first token takes",
     "tpot_seconds": "each further token takes",
@@ -218,8 +219,8 @@ def frontier_of(answer: PlanAnswer, draft: Draft) -> Frontier | None:
         dots=tuple(line),
         path=" ".join(f"{'L' if at else 'M'}{dot.x} {dot.y}" for at, dot in enumerate(line)),
         chosen=dots[0],
-        x_ticks=tuple(Tick(_x(value, x_max), number(value, 2)) for value in _steps(x_max)),
-        y_ticks=tuple(Tick(_y(value, y_max), number(value, 2)) for value in _steps(y_max)),
+        x_ticks=tuple(Tick(_x(value, x_max), _short(value)) for value in _steps(x_max)),
+        y_ticks=tuple(Tick(_y(value, y_max), _short(value)) for value in _steps(y_max)),
         x_name=x_name,
         y_name=y_name,
         words=f"{y_name} against {x_name}: {len(line)} strategies that nothing beats in both",
@@ -228,6 +229,14 @@ def frontier_of(answer: PlanAnswer, draft: Draft) -> Frontier | None:
 
 def _dot(point: tuple[float, float, str], x_max: float, y_max: float) -> Dot:
     return Dot(_x(point[0], x_max), _y(point[1], y_max), point[2])
+
+
+def _short(value: float) -> str:
+    """Return a label that fits beside an axis: ``200k`` rather than six digits."""
+    if value < 10 * KILO:
+        return number(value, 2)
+    scaled = parameters(value)
+    return f"{scaled.value}{scaled.unit.replace('K', 'k')}"
 
 
 def _x(value: float, top: float) -> float:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.urls import reverse
+
 from planner.specs.estimate import Estimate
 from planner.specs.plan import PlanAnswer, PlannedStrategy, Rejection, Suggestion
 from webapp.core import units
@@ -14,7 +16,8 @@ from webapp.plans.words import BOUND_WORDS, METHOD_WORDS, dtype_words, strategy_
 
 Draft = dict[str, Any]
 TIGHT_SHARE = 0.05  # of the capacity: less to spare than this is said to be tight
-MAX_BARS = 8
+MAX_BARS = 8  # devices that are drawn one by one
+MAX_ROWS = 16  # stages of a pipeline; longer ones are said in words
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Verdict:
     detail: str = ""
     rows: tuple[MemoryRow, ...] = ()
     figures: tuple[Figure, ...] = ()
+    memory_note: str = ""
     bound_by: str = ""
     searched: str = ""
     suggestions: tuple[Suggestion, ...] = ()
@@ -37,6 +41,11 @@ class Verdict:
     def bound_words(self) -> str:
         """Return what sets the pace, in one sentence."""
         return f"The resource that sets the pace of this plan is {self.bound_by}."
+
+    @property
+    def fullest(self) -> MemoryRow | None:
+        """Return the bar of the device that holds the most."""
+        return max(self.rows, key=lambda row: row.total_bytes, default=None)
 
     @property
     def icon(self) -> str:
@@ -61,6 +70,7 @@ def verdict_of(answer: PlanAnswer, draft: Draft, plan_url: str = "") -> Verdict:
         sentence=sentence,
         detail=f"{_detail(best, draft)}.",
         rows=memory_rows(best),
+        memory_note=memory_words(best),
         figures=figures,
         bound_by=BOUND_WORDS.get(best.bound_by, best.bound_by),
         searched=searched,
@@ -143,11 +153,24 @@ def memory_rows(estimate: Estimate) -> tuple[MemoryRow, ...]:
     else:
         labels = [f"Stage {at}" for at in range(len(peaks))] if len(peaks) > 1 else ["Each"]
     rows = []
-    for label, peak in list(zip(labels, peaks, strict=True))[:MAX_BARS]:
+    for label, peak in list(zip(labels, peaks, strict=True))[:MAX_ROWS]:
         share = peak / max(1, answer.per_device_peak_bytes)
         parts = {name: size * share for name, size in answer.breakdown_bytes.items()}
         rows.append(memory_row(label, parts, answer.capacity_bytes))
     return tuple(rows)
+
+
+def memory_words(estimate: Estimate) -> str:
+    """Return what bars alone do not say: how many devices each is, how many stages are left."""
+    peaks = estimate.memory.per_stage_peak_bytes
+    devices = estimate.cluster.num_devices if isinstance(estimate, PlannedStrategy) else 1
+    if len(peaks) <= 1:
+        return f"The same on each of {devices} devices." if devices > MAX_BARS else ""
+    each = f"{devices // len(peaks)} devices a stage. " if devices > len(peaks) else ""
+    fullest = f"Stage {peaks.index(max(peaks))} is the fullest."
+    left = peaks[MAX_ROWS:]
+    more = f" {len(left)} further stages take at most {memory(max(left))}." if left else ""
+    return f"{each}{fullest}{more}"
 
 
 def estimate_figures(estimate: Estimate, draft: Draft, plan_url: str = "") -> list[Figure]:
@@ -164,7 +187,19 @@ def estimate_figures(estimate: Estimate, draft: Draft, plan_url: str = "") -> li
         ends = (rate * seconds, low * seconds, high * seconds)
         label = f"In {units.clock(seconds)}"
         note = estimate.error_class
-        found.append(Figure(label, ends[0], "tokens", ends[1], ends[2], note=note, href=plan_url))
+        low, high = ends[1:]
+        found.append(
+            Figure(
+                label,
+                ends[0],
+                "tokens",
+                low,
+                high,
+                note=note,
+                href=plan_url,
+                evidence=evidence_url(),
+            )
+        )
     return [figure for figure in found if figure is not None]
 
 
@@ -203,9 +238,16 @@ def _figure(estimate: Estimate, name: str, label: str, unit: str, url: str) -> F
     if found is None:
         return None
     value, low, high = found
-    note = "published" if name == "perplexity_ratio" else estimate.error_class
-    kind = "published" if name == "perplexity_ratio" else "modelled"
-    return Figure(label, value, unit, low, high, kind, note, url)
+    if name == "perplexity_ratio":
+        return Figure(label, value, unit, low, high, "published", "published", url)
+    return Figure(
+        label, value, unit, low, high, note=estimate.error_class, href=url, evidence=evidence_url()
+    )
+
+
+def evidence_url() -> str:
+    """Return the page that says how far such figures were off, with every row behind it."""
+    return reverse("docs", args=["accuracy"])
 
 
 Value = tuple[float, float | None, float | None]  # value, low, high

@@ -14,6 +14,7 @@ from django.views.decorators.http import require_GET, require_POST
 from planner.specs.plan import PlanAnswer
 from webapp.accounts.roles import visible_or_404
 from webapp.core.problems import Problem
+from webapp.limits.views import plan_panel
 from webapp.plans.access import changeable_plan, signed_in
 from webapp.plans.alternatives import (
     columns_for,
@@ -40,6 +41,7 @@ TABS = {
     "summary": "Summary",
     "alternatives": "Alternatives",
     "why": "Why",
+    "limits": "Limits",
     "exports": "Exports",
     "history": "History",
 }
@@ -95,9 +97,10 @@ def plan_detail(request: HttpRequest, plan_id: str, tab: str = "summary") -> Htt
         "best": answer.plans[0] if answer.plans else None,
         "verdict": verdict_of(answer, plan.draft, url),
         "is_outdated": is_outdated(plan),
-        **PANELS[tab](plan, answer),
+        **(_limits(request, plan) if tab == "limits" else PANELS[tab](plan, answer)),
     }
-    return render(request, "plans/detail.html", context)
+    is_part = tab == "limits" and "HX-Request" in request.headers
+    return render(request, "limits/of_plan.html" if is_part else "plans/detail.html", context)
 
 
 def _tab(plan: Plan, slug: str, current: str) -> dict[str, Any]:
@@ -133,6 +136,10 @@ def _ruled_out(answer: PlanAnswer) -> dict[str, Any]:
         "more_rejections": lost[SHOWN_REJECTIONS:],
         "inapplicable": inapplicable(answer),
     }
+
+
+def _limits(request: HttpRequest, plan: Plan) -> dict[str, Any]:
+    return plan_panel(plan, request.GET.get("question", ""))
 
 
 def _why(_plan: Plan, answer: PlanAnswer) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from django import forms
 from django.core.files.uploadedfile import UploadedFile
+from django.core.validators import BaseValidator
 
 from planner.catalog.devices import list_devices
 from planner.catalog.models import list_models
@@ -26,6 +27,7 @@ class WholeNumber(forms.IntegerField):
         super().__init__(label=label, min_value=low, max_value=high, help_text=hint, **options)
         limits = f"It must be a whole number from {low:,} to {high:,}."
         self.error_messages |= {"required": f"{label} is missing. {limits}", "invalid": limits}
+        _name_limits(self, label, limits)
 
 
 class DecimalNumber(forms.FloatField):
@@ -35,7 +37,16 @@ class DecimalNumber(forms.FloatField):
         self, label: str, low: float, high: float, hint: str = "", **options: Any
     ) -> None:
         super().__init__(label=label, min_value=low, max_value=high, help_text=hint, **options)
-        self.error_messages |= {"invalid": f"It must be a number from {low:g} to {high:g}."}
+        limits = f"It must be a number from {low:g} to {high:g}."
+        self.error_messages |= {"invalid": limits}
+        _name_limits(self, label, limits)
+
+
+def _name_limits(field: forms.Field, label: str, limits: str) -> None:
+    """Make a field's refusals say which value of which field is out of which limits."""
+    for validator in field.validators:
+        if isinstance(validator, BaseValidator):
+            validator.message = f"{label} is %(show_value)s. {limits}"
 
 
 class ConfigJson(forms.CharField):

@@ -62,6 +62,7 @@ RULES = {
     f"{PLAN}/launch/": ACT,
     f"{PLAN}/compute/": ACT,
     f"{PLAN}/delete/": ACT,
+    "limits/": PAGE,
     "models/": PAGE,
     "models/new/": Rule("get", PRACTITIONER),
     "models/<path:model_id>/": OBJECT,

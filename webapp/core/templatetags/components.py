@@ -14,6 +14,7 @@ register = template.Library()
 NAVIGATION = (
     ("/", "Home"),
     ("/plans/", "Plans"),
+    ("/limits/", "Limits"),
     ("/jobs/", "Jobs"),
     ("/hosts/", "Hosts"),
     ("/models/", "Models"),
@@ -24,7 +25,7 @@ THEMES = ("light", "dark")
 
 @register.inclusion_tag("components/navigation.html", takes_context=True)
 def navigation(context: dict[str, Any]) -> dict[str, Any]:
-    """Draw the six main entries, the current one marked."""
+    """Draw the main entries, the current one marked."""
     request: HttpRequest | None = context.get("request")
     path = request.path if request else ""
     items = [

@@ -1,0 +1,1 @@
+"""How far one thing goes: longest context, most people, largest model, fewest devices."""

@@ -1,0 +1,130 @@
+"""The form of a question about limits: only what the question needs, each with a proposal."""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+from django import forms
+
+from planner.catalog.models import get_entry
+from planner.errors import PlannerError
+from webapp.core.wording import sentence
+from webapp.hosts.models import Host
+from webapp.limits.questions import Question
+from webapp.plans.words import GOAL_WORDS
+from webapp.wizard.defaults import DEFAULT_DEVICE, DEFAULT_MODEL, WORKLOADS, Draft, serve_draft
+from webapp.wizard.fields import device_choices
+from webapp.wizard.forms import (
+    WORKLOAD_FORMS,
+    GoalForm,
+    HardwareForm,
+    ModelForm,
+    PinsForm,
+    StepForm,
+)
+
+# What says how long a run is, and details that a limit does not turn on.
+UNASKED = {"time_budget_minutes", "million_tokens", "prefix_share_percent"}
+PRICES = [("balanced", "The lowest price by the hour"), ("cost", "The lowest price by the token")]
+HOST = "host:"
+HARDWARE_FIELDS = ("devices_per_node", "nodes")
+# What the planner calls a field, where the form calls it something else.
+FORM_NAMES = {"choice": "hardware", "cluster": "hardware", "batch_size": "global_batch_size"}
+
+
+class LimitForm(StepForm):
+    """What is there: the work, the model, the hardware; the question decides what is asked."""
+
+    goal = forms.ChoiceField(label="Work")
+    model = deepcopy(ModelForm.base_fields["catalog_id"])
+    hardware = forms.ChoiceField(label="Hardware")
+
+    def __init__(
+        self, data: Mapping[str, Any], question: Question, hosts: Sequence[Host] = ()
+    ) -> None:
+        goal = _goal(data, question)
+        super().__init__(_whole(data, goal, hosts))
+        self.question, self.chosen_goal = question, goal
+        goals = [(each, GOAL_WORDS[each]) for each in question.goals]
+        self.fields["goal"] = forms.ChoiceField(label="Work", choices=goals)
+        self.fields["hardware"] = _hardware_field(hosts)
+        for name in HARDWARE_FIELDS:
+            self.fields[name] = deepcopy(HardwareForm.base_fields[name])
+        for name, field in WORKLOAD_FORMS[goal].base_fields.items():
+            self.fields[name] = deepcopy(field)
+        if goal == "serve":
+            self.fields["slo"] = deepcopy(GoalForm.base_fields["slo"])
+            self.fields["slo"].help_text = ""
+        self.fields["weight_dtype"] = deepcopy(PinsForm.base_fields["weight_dtype"])
+        if question.key == "cheapest_instance":
+            self.fields["objective"] = forms.ChoiceField(label="Cheapest by", choices=PRICES)
+        for name in {*question.sought, *UNASKED}:
+            self.fields.pop(name, None)
+
+    def clean_model(self) -> str:
+        """Return the catalog's own spelling of a model, or refuse it with the nearest names."""
+        name = self.cleaned_data["model"]
+        if not name:
+            raise forms.ValidationError(f"Model is missing. Name one, such as {DEFAULT_MODEL}.")
+        try:
+            return get_entry(name).id
+        except PlannerError as error:
+            raise forms.ValidationError(sentence(error.message)) from error
+
+    @property
+    def draft(self) -> Draft:
+        """Return what was asked as a draft, in which what is looked for has its proposal."""
+        values, draft = self.cleaned_data, serve_draft(None)
+        goal = self.chosen_goal
+        draft["goal"] |= {"goal": goal, "slo": values.get("slo", "none")}
+        draft["goal"]["objective"] = values.get("objective", "balanced")
+        draft["model"]["catalog_id"] = values.get("model", DEFAULT_MODEL)
+        hardware = values.get("hardware", DEFAULT_DEVICE)
+        if hardware.startswith(HOST):
+            draft["hardware"]["choice"] = hardware
+        else:
+            draft["hardware"]["device"] = hardware
+        sizes = {name: values[name] for name in HARDWARE_FIELDS if name in values}
+        draft["hardware"] |= sizes
+        own = {name: values[name] for name in draft["workload"][goal] if name in values}
+        draft["workload"][goal] |= own
+        draft["pins"] = {"weight_dtype": values.get("weight_dtype", "")}
+        return draft
+
+    def refuse(self, problem: str, field: str) -> None:
+        """Show what the planner refuses beside the field that it is about, if there is one."""
+        last = field.rsplit(".", 1)[-1]
+        name = FORM_NAMES.get(last, last)
+        self.add_error(name if name in self.fields else None, problem)
+
+
+def _goal(data: Mapping[str, Any], question: Question) -> str:
+    """Return the kind of work that was chosen, else the question's first."""
+    chosen = data.get("goal", "")
+    return chosen if chosen in question.goals else question.goals[0]
+
+
+def _whole(data: Mapping[str, Any], goal: str, hosts: Sequence[Host]) -> dict[str, Any]:
+    """Return what was sent, with a proposal for every field that was not."""
+    proposed: dict[str, Any] = {
+        "goal": goal,
+        "model": DEFAULT_MODEL,
+        "hardware": f"{HOST}{hosts[0].pk}" if hosts else DEFAULT_DEVICE,
+        "devices_per_node": 1,
+        "nodes": 1,
+        "slo": "chat",
+        "objective": PRICES[0][0],
+        **WORKLOADS[goal],
+    }
+    sent = {name: data[name] for name in data if name != "goal"}
+    return {**proposed, **sent}
+
+
+def _hardware_field(hosts: Sequence[Host]) -> forms.ChoiceField:
+    own = [(f"{HOST}{host.pk}", host.name) for host in hosts]
+    groups: list[tuple[str, Any]] = [("Your hosts", own)] if own else []
+    return forms.ChoiceField(
+        label="Hardware",
+        choices=[*groups, *device_choices()],
+        help_text="A host has as many devices as it has." if own else "",
+    )

@@ -1,0 +1,98 @@
+"""The page of limits: a question, what is there, and how far it goes; a plan's own tab of it."""
+
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils.http import urlencode
+from django.views.decorators.http import require_GET
+
+from webapp.accounts.models import Team
+from webapp.accounts.roles import chosen_of, memberships_of
+from webapp.hosts.models import Host, HostState
+from webapp.limits.answers import LimitAnswer, shown
+from webapp.limits.forms import LimitForm
+from webapp.limits.questions import BY_KEY, QUESTIONS, Question, suited
+from webapp.plans.completeness import missing_step
+from webapp.plans.errors import DraftProblem
+from webapp.plans.models import Plan
+from webapp.plans.planning import limit_of
+from webapp.wizard.fields import model_ids
+
+UNPROCESSABLE = 422
+# What a link to another question takes along.
+KEPT = ("goal", "model", "hardware", "devices_per_node", "nodes", "slo", "weight_dtype")
+
+
+@require_GET
+def limits(request: HttpRequest) -> HttpResponse:
+    """Show the form of a question, and below it the answer once it has been asked."""
+    question = BY_KEY.get(request.GET.get("question", ""), QUESTIONS[0])
+    team = _team(request)
+    form = LimitForm(request.GET.dict(), question, _hosts(team))
+    is_asked = "ask" in request.GET
+    answer = _answer(form, team) if is_asked and form.is_valid() else None
+    if not is_asked:
+        form = _unasked(form)
+    context: dict[str, Any] = {
+        "question": question,
+        "form": form,
+        "answer": answer,
+        "models": model_ids(),
+        "tabs": [_tab(each, question, request) for each in QUESTIONS],
+    }
+    part = "limits/region.html" if "HX-Request" in request.headers else "limits/page.html"
+    status = UNPROCESSABLE if is_asked and answer is None else 200
+    return render(request, part, context, status=200 if part != "limits/page.html" else status)
+
+
+def _unasked(form: LimitForm) -> LimitForm:
+    """Return a form that shows its proposals without a word about errors."""
+    form.is_bound, form.initial = False, dict(form.data)
+    return form
+
+
+def _answer(form: LimitForm, team: Team | None) -> LimitAnswer | None:
+    """Return the answer, or nothing where the planner refuses: the form says why."""
+    draft = form.draft
+    plan = Plan(team=team, draft=draft)
+    try:
+        return shown(limit_of(plan, form.question.key), draft)
+    except DraftProblem as problem:
+        form.refuse(problem.sentence, problem.field)
+        return None
+
+
+def _team(request: HttpRequest) -> Team | None:
+    membership = chosen_of(request, memberships_of(request.user))
+    return membership.team if membership else None
+
+
+def _hosts(team: Team | None) -> list[Host]:
+    """Return the hosts that the team can plan for."""
+    if team is None:
+        return []
+    found = Host.objects.filter(team=team, kind="agent", state=HostState.READY)
+    return list(found.order_by("created_at"))
+
+
+def _tab(each: Question, current: Question, request: HttpRequest) -> dict[str, Any]:
+    kept = {name: request.GET[name] for name in KEPT if name in request.GET}
+    url = f"{reverse('limits')}?{urlencode({'question': each.key, **kept})}"
+    return {"url": url, "name": each.name, "is_current": each is current}
+
+
+def plan_panel(plan: Plan, asked: str) -> dict[str, Any]:
+    """Return what a plan's tab of limits shows: the questions that suit it, one answered."""
+    if missing_step(plan.draft):
+        return {"questions": (), "limit_problem": ""}
+    questions = suited(plan.draft["goal"]["goal"])
+    chosen = next((each for each in questions if each.key == asked), None)
+    panel: dict[str, Any] = {"questions": questions, "question": chosen}
+    if chosen is None:
+        return panel
+    try:
+        return {**panel, "limit": shown(limit_of(plan, chosen.key), plan.draft)}
+    except DraftProblem as problem:
+        return {**panel, "limit_problem": problem.sentence}
