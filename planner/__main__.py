@@ -15,6 +15,7 @@ from planner.catalog.devices import get_device, list_devices
 from planner.catalog.instances import Instance, get_instance, list_instances
 from planner.catalog.models import get_entry, get_model, list_models
 from planner.catalog.quality_fit import build_quality
+from planner.compression_fitting import build_compression
 from planner.cost.parameters import count_parameters
 from planner.errors import BadRequestError, PlannerError
 from planner.exports.registry import FORMATS, export, export_case
@@ -205,7 +206,8 @@ def run_calibrate(sink: TextIO, what: str) -> int:
     if what == "left-out":
         sink.write(written(predictions()[0]))
         return OK
-    built = build_quality() if what == "quality" else build_factors()
+    builders = {"quality": build_quality, "compression": build_compression}
+    built = builders.get(what, build_factors)()
     sink.write(json.dumps(built, indent=1) + "\n")
     return OK
 
@@ -238,7 +240,7 @@ def arguments() -> argparse.ArgumentParser:
     commands.add_parser("inverse", help="how far one thing goes: a request with its question")
     calibrating = commands.add_parser("calibrate", help="fit factors to published measurements")
     calibrating.add_argument(
-        "what", nargs="?", choices=("speed", "quality", "left-out"), default="speed"
+        "what", nargs="?", choices=("speed", "quality", "compression", "left-out"), default="speed"
     )
     commands.add_parser("quality", help="what compression costs, as the docs page")
     showing = commands.add_parser("accuracy", help="predicted against published, as a docs page")

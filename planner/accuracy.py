@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from planner import accuracy_sections as sections
+from planner.compression_fitting import compression_section
 from planner.cost.dtypes import element_bytes
 from planner.cost.training_states import lora_parameters, sharded_state_bytes
 from planner.decode_factors import fitted_here
@@ -210,6 +211,7 @@ def accuracy_page() -> str:
         _table("Single streams, fitted", _stream_errors()),
         _examples(),
         flexgen_table(),
+        compression_section(),
         NOTES,
     )
     return "\n".join(parts)

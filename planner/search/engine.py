@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from planner.catalog.engines import calibration_name
+from planner.cost.compression import RECIPES
 from planner.errors import NotCoveredError, NotPossibleError, PlannerError
 from planner.search.block import Block
 from planner.search.constraints import broken, constraints_of
@@ -28,6 +29,7 @@ from planner.specs.plan import (
     Rejection,
     Searched,
 )
+from planner.specs.strategy import Strategy
 from planner.specs.workload import (
     CompressWorkload,
     GenerateWorkload,
@@ -144,7 +146,7 @@ def scored(question: Question) -> tuple[list[Scores], PlannerError | None]:
             refused = error
     if not parts:
         # A pinned layout that the space does not contain is costed, or refused, as it is.
-        parts, refused = score_exactly(question, (question.request.pins,))
+        parts, refused = score_exactly(question, _listed(question))
     return parts, refused
 
 
@@ -157,6 +159,17 @@ def _blocks(question: Question) -> tuple[Block, ...]:
             return serving_blocks(question, workload)
         case CompressWorkload():
             return ()
+
+
+def _listed(question: Question) -> tuple[Strategy, ...]:
+    """Return strategies that no block holds: the pins, or copies that share calibration text."""
+    workload, pins = question.request.workload, question.request.pins
+    if not isinstance(workload, CompressWorkload) or pins.data_parallel_size:
+        return (pins,)
+    shared = RECIPES[workload.method].is_calibrated
+    most = question.cluster.num_devices if shared else 1
+    counts = [2**power for power in range(most.bit_length()) if 2**power <= most]
+    return tuple(pins.model_copy(update={"data_parallel_size": count}) for count in counts)
 
 
 def _best(request: PlanRequest, table: Table, top: int) -> list[Choice]:

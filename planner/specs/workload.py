@@ -24,6 +24,7 @@ CompressMethod = Literal[
     "nf4",
     "gptq",
     "awq",
+    "autoround",
     "sparsegpt",
     "fptq",
     "norm_tweaking",

@@ -1,92 +1,66 @@
 """Make the weights smaller: read, quantise or prune layer by layer, write the result.
 
-Rounding methods only stream the weights. Second-order methods (GPTQ, SparseGPT) also run
-calibration text through the model, factor one Hessian per input width and update every column;
-AWQ runs a grid of scales instead of the Hessian.
+Rounding methods only stream the weights. Methods that look at text hold one layer at a time on
+the device, the rest in host memory, and several devices can share their text.
 """
 
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from planner.catalog.compression import factor_of, published_times
+from planner.cost.activations import inference_elements
 from planner.cost.communication import transfer_seconds
+from planner.cost.compression import (
+    FP32_EFFICIENCY,
+    RECIPES,
+    SAMPLE_TOKENS,
+    SOLVE_PRODUCTS,
+    TUNING_BATCH_TOKENS,
+    TUNING_STEP_SECONDS,
+    Recipe,
+    column_seconds,
+    hessian_bytes,
+    matrices,
+    second_order_flops,
+    tuning_seconds,
+    written_bytes,
+)
 from planner.cost.compute import matmul_flops
-from planner.cost.dtypes import weight_bytes_per_element
-from planner.cost.equation import Ledger, equation
+from planner.cost.dtypes import BITS_PER_BYTE, element_bytes, weight_bytes_per_element
+from planner.cost.equation import Ledger, Line
 from planner.cost.memory import MemoryUse, StageMemory
-from planner.cost.quantity import Quantity
 from planner.cost.roofline import compute_seconds, memory_seconds
 from planner.errors import BadRequestError, NotPossibleError
-from planner.specs.base import Dtype
+from planner.specs.base import Dtype, OperatorClass
 from planner.specs.estimate import Performance
-from planner.specs.model import ModelSpec
 from planner.specs.workload import CompressWorkload
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.outcome import Outcome
-from planner.workload.setting import Setting, rates_of
+from planner.workload.setting import Rates, Setting, peak_of, rates_of
 
 GROUP = "compress"
-SECOND_ORDER = frozenset({"gptq", "sparsegpt", "norm_tweaking", "quantease", "qmoe"})
-CALIBRATED = SECOND_ORDER | {"awq", "fptq", "llm_pruner"}
-DEFAULT_CALIBRATION_TOKENS = 128 * 2048
-AWQ_GRID = 20
-CALIBRATION_FORWARDS = 2  # once to collect inputs, once with the compressed layer
-# Methods whose calibration runs another number of passes. Norm tweaking also trains the norms on
-# the text once (forward and twice backward); LLM-Pruner takes gradients of it.
-FORWARDS: dict[str, int] = {"awq": AWQ_GRID, "norm_tweaking": 5, "llm_pruner": 3}
-# Coordinate descent goes over the columns again and again. Source: arXiv:2309.01885, section 5.
-COLUMN_PASSES: dict[str, int] = {"quantease": 25}
-# What structural pruning leaves. Source: arXiv:2305.11627, table 3.
-KEPT_RATIO: dict[str, float] = {"llm_pruner": 0.8}
 # Entropy-coded ternary experts; attention stays as it was. Source: arXiv:2310.16795, section 4.
 QMOE_BYTES_PER_ELEMENT = 0.8 / 8
-DTYPE_BY_METHOD: dict[str, Dtype] = {
-    "int8_weight_only": "int8",
-    "int4_weight_only": "int4",
-    "nf4": "nf4",
-    "gptq": "int4",
-    "awq": "int4",
-    "sparsegpt": "bf16",
-    "fptq": "int4",
-    "norm_tweaking": "int4",
-    "finequant": "int4",
-    "quantease": "int4",
-    "qmoe": "ternary",
-    "llm_pruner": "bf16",
-}
-DTYPE_BY_BITS: dict[int, Dtype] = {4: "int4", 8: "int8", 16: "bf16"}
+# What a layer keeps of its batch to be tuned, over what is alive in a forward pass.
+KEPT_TO_TUNE = 4
+# Two and three bits keep the scales of four.
+DTYPE_BY_BITS: dict[int, Dtype] = {2: "int4", 3: "int4", 4: "int4", 8: "int8", 16: "bf16"}
+NARROW_BITS = (2, 3)
 
 
-@equation(
-    "F = L · (2 · T · Σ in² + Σ in³ + Σ out · in²)",
-    unit="FLOP",
-    symbols={
-        "num_layers": "L",
-        "num_tokens": "T",
-        "squared_inputs": "Σ in²",
-        "cubed_inputs": "Σ in³",
-        "update_products": "Σ out · in²",
-    },
-    source="Frantar et al. 2022 (GPTQ), arXiv:2210.17323, section 3",
-)
-def second_order_flops(
-    *,
-    num_layers: Quantity,
-    num_tokens: Quantity,
-    squared_inputs: Quantity,
-    cubed_inputs: Quantity,
-    update_products: Quantity,
-) -> Quantity:
-    """Return the FLOP of Hessians, their factorisation and the column updates."""
-    return num_layers * (2 * num_tokens * squared_inputs + cubed_inputs + update_products)
+def target_dtype(workload: CompressWorkload) -> Dtype:
+    """Return the dtype that the linear weights get.
 
-
-@equation(
-    "W_out = W_plain + n · B",
-    unit="B",
-    symbols={"plain_bytes": "W_plain", "parameters": "n", "bytes_per_element": "B"},
-)
-def written_bytes(
-    *, plain_bytes: Quantity, parameters: Quantity, bytes_per_element: Quantity
-) -> Quantity:
-    """Return the bytes of the checkpoint that a compression writes."""
-    return plain_bytes + parameters * bytes_per_element
+    Raises:
+        BadRequestError: no format has that many bits.
+    """
+    if workload.bits is None:
+        return RECIPES[workload.method].dtype
+    if workload.bits not in DTYPE_BY_BITS:
+        raise BadRequestError(
+            f"bits is {workload.bits}: 2, 3, 4, 8 or 16 can be costed", "workload.bits"
+        )
+    return DTYPE_BY_BITS[workload.bits]
 
 
 def _untouched(setting: Setting, workload: CompressWorkload) -> float:
@@ -102,135 +76,230 @@ def _untouched(setting: Setting, workload: CompressWorkload) -> float:
     return float(counts.layer_linear - counts.experts)
 
 
-def target_dtype(workload: CompressWorkload) -> Dtype:
-    """Return the dtype that the linear weights get.
+@dataclass(frozen=True)
+class _Shapes:
+    """Sums over the matrices of all layers."""
 
-    Raises:
-        BadRequestError: no format has that many bits.
-    """
-    if workload.bits is None:
-        return DTYPE_BY_METHOD[workload.method]
-    if workload.bits not in DTYPE_BY_BITS:
-        raise BadRequestError(
-            f"bits is {workload.bits}: 4, 8 or 16 can be costed", "workload.bits"
-        )
-    return DTYPE_BY_BITS[workload.bits]
+    squared: float
+    cubed: float
+    updates: float
+    columns: float
+    widest: int
+    largest: int
 
 
-def matrices(model: ModelSpec) -> tuple[tuple[int, int], ...]:
-    """Return (inputs, outputs) of every linear weight of a dense layer."""
-    hidden, ffn = model.hidden_size, model.intermediate_size or model.moe_intermediate_size
-    query = model.num_attention_heads * model.head_dim
-    key_value = model.num_key_value_heads * model.head_dim
-    into_ffn = ((hidden, ffn),) * (2 if model.gated_mlp else 1)
-    attention = ((hidden, query), (hidden, key_value), (hidden, key_value), (query, hidden))
-    return (*attention, *into_ffn, (ffn, hidden))
+def _shapes(found: Iterable[tuple[int, int, int]]) -> _Shapes:
+    squared = cubed = updates = columns = 0.0
+    widest = largest = 0
+    for inputs, outputs, count in found:
+        squared += count * inputs**2
+        cubed += count * inputs**3
+        updates += count * outputs * inputs**2
+        columns += count * inputs
+        widest, largest = max(widest, inputs), max(largest, inputs * outputs)
+    return _Shapes(squared, cubed, updates, columns, widest, largest)
 
 
 def compress(setting: Setting, workload: CompressWorkload, ledger: Ledger) -> Outcome:
-    """Return what compressing the model on one device costs."""
-    counts, model = setting.counts, setting.model
-    dtype = target_dtype(workload)
-    group = workload.group_size or setting.strategy.group_size
-    source = counts.total * setting.plain_element_bytes
-    plain = (counts.total - counts.layer_linear) * setting.plain_element_bytes
-    rest = _untouched(setting, workload)
-    qmoe = workload.method == "qmoe"
-    target = ledger.term(
-        written_bytes,
-        setting.line(GROUP, "Compressed checkpoint"),
-        plain_bytes=plain + rest * setting.plain_element_bytes,
-        parameters=(counts.layer_linear - rest) * KEPT_RATIO.get(workload.method, 1.0),
-        bytes_per_element=QMOE_BYTES_PER_ELEMENT
-        if qmoe
-        else weight_bytes_per_element(dtype, group),
-    )
-    seconds = _times(setting, workload, ledger, source + target)
-    total = sum(seconds.values())
-    widest = max(inputs for inputs, _ in matrices(model))
-    layer = counts.layer_linear / model.num_hidden_layers
-    hessian = 4.0 * widest**2 if workload.method in SECOND_ORDER else 0.0
-    tokens = _calibration_tokens(workload)
-    kept = 2 * tokens * model.hidden_size * setting.activation_element_bytes
-    memory = MemoryUse(
-        stages=(
-            StageMemory(
-                {
-                    "weights": source,
-                    "activations": kept,
-                    "buffers": hessian + layer * setting.plain_element_bytes,
-                    "runtime_overhead": setting.engine.runtime_overhead_bytes
-                    * setting.factor("memory"),
-                }
-            ),
-        ),
-        capacity_bytes=setting.device.memory_bytes,
-        usable_bytes=usable_bytes(setting),
-        disk_bytes=source + target,
-    )
-    return Outcome(
-        memory=memory,
-        fits=memory.fits,
-        seconds_by_class=seconds,
-        phases={GROUP: seconds},
-        performance=Performance(duration_seconds=total),
-    )
+    """Return what compressing the model costs: its time, its memory and its disk."""
+    return _Job(setting, workload, ledger).outcome()
 
 
-def _calibration_tokens(workload: CompressWorkload) -> int:
-    if workload.method not in CALIBRATED:
-        return 0
-    return workload.calibration_tokens or DEFAULT_CALIBRATION_TOKENS
+class _Job:
+    """One compression job on one device, or on several that share its calibration text."""
 
+    def __init__(self, setting: Setting, workload: CompressWorkload, ledger: Ledger) -> None:
+        self.setting, self.workload, self.ledger = setting, workload, ledger
+        self.recipe: Recipe = RECIPES[workload.method]
+        self.rates: Rates = rates_of(setting)
+        self.shapes = _shapes(matrices(setting.model))
+        self.source = setting.counts.total * setting.plain_element_bytes
+        self.own_memory = setting.device.kind == "cpu"  # device and host are one
 
-def _times(
-    setting: Setting, workload: CompressWorkload, ledger: Ledger, moved: float
-) -> dict[str, float]:
-    rates = rates_of(setting)
-    stream = ledger.term(
-        memory_seconds,
-        setting.line(GROUP, "Reading and writing weights", "memory_bandwidth", "stream"),
-        moved_bytes=moved,
-        memory_bytes_per_s=rates.memory_bytes_per_s,
-        memory_efficiency=rates.stream_efficiency,
-    )
-    disk = ledger.term(
-        transfer_seconds,
-        setting.line(GROUP, "Disk", key="disk"),
-        payload_bytes=moved,
-        link_bytes_per_s=setting.disk_bytes_per_s,
-    )
-    compute = 0.0
-    if workload.method in CALIBRATED:
-        compute = ledger.term(
+    @property
+    def tokens(self) -> int:
+        """Return the tokens of calibration text."""
+        if not self.recipe.is_calibrated:
+            return 0
+        return self.workload.calibration_tokens or self.recipe.calibration_tokens
+
+    def outcome(self) -> Outcome:
+        """Return the job's costs, with a warning where no published time speaks for it."""
+        target = self._written()
+        seconds = self._times(self.source + target)
+        memory = self._memory(target)
+        return Outcome(
+            memory=memory,
+            fits=memory.fits,
+            seconds_by_class=seconds,
+            phases={GROUP: seconds},
+            performance=Performance(duration_seconds=sum(seconds.values())),
+            warnings=self._warnings(),
+        )
+
+    def _warnings(self) -> tuple[str, ...]:
+        if self.setting.is_measured or published_times(self.recipe.alike):
+            return ()
+        untried = f"no published time of method {self.workload.method} took part in a fit"
+        return (f"{untried}: its duration is arithmetic alone, hence the wide interval",)
+
+    def _line(self, name: str, kind: OperatorClass, key: str = "") -> Line:
+        """Return where a time goes, with the factor that published times give methods like it."""
+        line = self.setting.line(GROUP, name, kind, key)
+        if self.setting.is_measured:
+            return line
+        return replace(line, factor=line.factor * factor_of(self.recipe.alike))
+
+    def _written(self) -> float:
+        setting, counts = self.setting, self.setting.counts
+        plain = (counts.total - counts.layer_linear) * setting.plain_element_bytes
+        rest = _untouched(setting, self.workload)
+        group = self.workload.group_size or setting.strategy.group_size
+        dtype = target_dtype(self.workload)
+        each = weight_bytes_per_element(dtype, group)
+        if self.workload.bits in NARROW_BITS:
+            each = each - element_bytes(dtype) + self.workload.bits / BITS_PER_BYTE
+        return self.ledger.term(
+            written_bytes,
+            setting.line(GROUP, "Compressed checkpoint"),
+            plain_bytes=plain + rest * setting.plain_element_bytes,
+            parameters=(counts.layer_linear - rest) * self.recipe.kept_ratio,
+            bytes_per_element=QMOE_BYTES_PER_ELEMENT if self.workload.method == "qmoe" else each,
+        )
+
+    def _times(self, moved: float) -> dict[str, float]:
+        """Return the seconds by class; what text asks for is shared between the devices."""
+        setting, rates = self.setting, self.rates
+        stream = self.ledger.term(
+            memory_seconds,
+            self._line("Reading and writing weights", "memory_bandwidth", "stream"),
+            moved_bytes=moved + setting.counts.layer_linear * self.recipe.streamed_bytes,
+            memory_bytes_per_s=rates.memory_bytes_per_s,
+            memory_efficiency=rates.stream_efficiency,
+        )
+        disk = self.ledger.term(
+            transfer_seconds,
+            setting.line(GROUP, "Disk", key="disk"),
+            payload_bytes=moved,
+            link_bytes_per_s=setting.disk_bytes_per_s,
+        )
+        if not self.recipe.is_calibrated:
+            return {"compute": 0.0, "memory_bandwidth": stream, "overhead": disk}
+        shared = setting.layout.data
+        compute = self._forwards() + self._hessians()
+        return {
+            "compute": compute / shared,
+            "memory_bandwidth": stream,
+            "overhead": disk + (self._columns() + self._steps()) / shared,
+        }
+
+    def _forwards(self) -> float:
+        """Cost the passes over the text, and the steps of methods that tune."""
+        recipe, rates = self.recipe, self.rates
+        counts = self.setting.counts
+        routed = counts.layer_linear - counts.experts + counts.experts_active
+        work = 0.0
+        # All experts see the calibration text; what is tuned sees the text that is routed to it.
+        for name, parameters, tokens in (
+            ("Passes over the text", counts.layer_linear, recipe.forwards * self.tokens),
+            ("Tuning", routed, recipe.tuned_passes * recipe.tuned_tokens),
+        ):
+            if tokens:
+                work = work + self.ledger.term(
+                    matmul_flops,
+                    self.setting.line(GROUP, name, key="forward_flops"),
+                    parameters=parameters,
+                    num_tokens=tokens,
+                )
+        return self.ledger.term(
             compute_seconds,
-            setting.line(GROUP, "Calibration and updates", "compute", "calibration"),
-            work_flops=_work_flops(setting, workload, ledger),
+            self._line("Calibration and tuning", "compute", "calibration"),
+            work_flops=work,
             peak_flops_per_s=rates.peak_flops_per_s,
             compute_efficiency=rates.compute_efficiency,
         )
-    return {"compute": compute, "memory_bandwidth": stream, "overhead": disk}
 
+    def _hessians(self) -> float:
+        if not self.recipe.second_order:
+            return 0.0
+        work = self.ledger.term(
+            second_order_flops,
+            self.setting.line(GROUP, "Hessians and column updates"),
+            num_tokens=self.tokens,
+            squared_inputs=self.shapes.squared,
+            solve_products=SOLVE_PRODUCTS,
+            cubed_inputs=self.shapes.cubed,
+            update_products=self.recipe.column_passes * self.shapes.updates,
+        )
+        peak, _ = peak_of(self.setting.device, "fp32")
+        plain = self.rates.compute_efficiency if self.own_memory else FP32_EFFICIENCY
+        return self.ledger.term(
+            compute_seconds,
+            self._line("Second-order arithmetic in fp32", "compute", "second_order"),
+            work_flops=work,
+            peak_flops_per_s=peak,
+            compute_efficiency=plain,
+        )
 
-def _work_flops(setting: Setting, workload: CompressWorkload, ledger: Ledger) -> float:
-    tokens = _calibration_tokens(workload)
-    forwards = FORWARDS.get(workload.method, CALIBRATION_FORWARDS)
-    work = forwards * ledger.term(
-        matmul_flops,
-        setting.line(GROUP, "One forward of the calibration text", key="forward_flops"),
-        parameters=setting.counts.layer_linear,
-        num_tokens=tokens,
-    )
-    if workload.method not in SECOND_ORDER:
-        return work
-    shapes = matrices(setting.model)
-    return work + ledger.term(
-        second_order_flops,
-        setting.line(GROUP, "Hessians and column updates"),
-        num_layers=setting.model.num_hidden_layers,
-        num_tokens=tokens,
-        squared_inputs=sum(inputs**2 for inputs in {i for i, _ in shapes}),
-        cubed_inputs=sum(inputs**3 for inputs in {i for i, _ in shapes}),
-        update_products=COLUMN_PASSES.get(workload.method, 1)
-        * sum(outputs * inputs**2 for inputs, outputs in shapes),
-    )
+    def _columns(self) -> float:
+        if not self.recipe.second_order:
+            return 0.0
+        return self.ledger.term(
+            column_seconds,
+            self._line("Columns, one after the other", "overhead", "columns"),
+            columns=self.shapes.columns,
+            passes=self.recipe.column_passes,
+            column_s=self.recipe.column_seconds,
+        )
+
+    def _steps(self) -> float:
+        if not self.recipe.layer_steps:
+            return 0.0
+        return self.ledger.term(
+            tuning_seconds,
+            self._line("Issuing the steps of all layers", "overhead", "steps"),
+            num_layers=self.setting.model.num_hidden_layers,
+            steps=self.recipe.layer_steps,
+            step_s=TUNING_STEP_SECONDS,
+        )
+
+    def _memory(self, target: float) -> MemoryUse:
+        """Return what the job holds: one layer on the device if it goes layer by layer."""
+        setting, recipe = self.setting, self.recipe
+        layers = setting.model.num_hidden_layers
+        layer = setting.counts.layer_linear / layers
+        by_layers = recipe.is_calibrated and not self.own_memory
+        kept = 2 * self.tokens * setting.model.hidden_size * setting.activation_element_bytes
+        tuned = recipe.tuned_bytes > 0
+        stays = kept if tuned or not by_layers else 0.0
+        hessians = 0.0
+        if recipe.second_order:
+            hessians = self.ledger.term(
+                hessian_bytes,
+                setting.line(GROUP, "Hessians of one layer"),
+                squared_inputs=self.shapes.squared / layers,
+                widest=self.shapes.widest,
+                largest=self.shapes.largest,
+            )
+        held = {
+            "weights": layer * setting.plain_element_bytes if by_layers else self.source,
+            "activations": stays + self._working(tuned=tuned),
+            "buffers": hessians or layer * (recipe.tuned_bytes or setting.plain_element_bytes),
+            "runtime_overhead": setting.engine.runtime_overhead_bytes * setting.factor("memory"),
+        }
+        return MemoryUse(
+            stages=(StageMemory(held),),
+            capacity_bytes=setting.device.memory_bytes,
+            usable_bytes=usable_bytes(setting),
+            host_bytes=self.source + kept - stays if by_layers else 0.0,
+            disk_bytes=self.source + target,
+        )
+
+    def _working(self, *, tuned: bool) -> float:
+        """Return what one layer's pass over one sample, or one batch to tune on, takes."""
+        if not self.recipe.is_calibrated:
+            return 0.0
+        elements = inference_elements(self.setting.model, 1)
+        tokens = TUNING_BATCH_TOKENS if tuned else SAMPLE_TOKENS
+        passes = KEPT_TO_TUNE if tuned else 1
+        return tokens * elements * self.setting.activation_element_bytes * passes

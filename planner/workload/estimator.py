@@ -8,6 +8,7 @@ from planner.catalog.quality import (
     family_of_model,
     kv_cache_quality,
     pruning_quality,
+    scheme_quality,
     weight_quality,
 )
 from planner.cost.equation import Ledger
@@ -19,7 +20,7 @@ from planner.specs.workload import (
     ServeWorkload,
     TrainWorkload,
 )
-from planner.workload.compress import compress, target_dtype
+from planner.workload.compress import NARROW_BITS, compress, target_dtype
 from planner.workload.disaggregate import serve_disaggregated
 from planner.workload.expense import expense
 from planner.workload.generate import generate
@@ -138,6 +139,9 @@ def quality_of(setting: Setting) -> Quality | None:
     if isinstance(workload, CompressWorkload):
         dtype = _stored_as(setting, target_dtype(workload))
         group = workload.group_size or strategy.group_size
+        if workload.bits in NARROW_BITS:
+            name = "rtn" if workload.method == "int4_weight_only" else workload.method
+            return scheme_quality(f"{name}-{workload.bits}g", family, billions)
         return weight_quality(
             dtype, "bf16", workload.method, family=family, billions=billions, group_size=group
         )

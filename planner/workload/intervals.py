@@ -9,9 +9,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from planner.catalog.compression import spread_of
+from planner.cost.compression import RECIPES
 from planner.specs.calibration import HostCalibration
 from planner.specs.estimate import ErrorClass, Interval, MemoryAnswer, Performance
-from planner.specs.workload import GenerateWorkload, TrainWorkload
+from planner.specs.workload import CompressWorkload, GenerateWorkload, TrainWorkload
 from planner.workload.setting import Setting
 
 MIN_MEASUREMENTS = 3
@@ -92,7 +94,10 @@ def _serving_spreads(
 
 def _time_spread(setting: Setting, error_class: ErrorClass) -> float:
     """Return the log spread of a time: what held-out runs of the engine left, if any."""
-    training = isinstance(setting.workload, TrainWorkload)
+    workload = setting.workload
+    training = isinstance(workload, TrainWorkload)
+    if isinstance(workload, CompressWorkload) and not setting.is_measured:
+        return spread_of(RECIPES[workload.method].alike)
     if training and setting.engine.step_spreads:
         seen = setting.device.architecture in setting.engine.training_factors
         return _left_out(setting.engine.step_spreads, seen=seen)

@@ -2,12 +2,23 @@
 
 from dataclasses import replace
 
+from planner.cost.compression import RECIPES
+from planner.errors import NotPossibleError
 from planner.specs.estimate import EstimateRequest
 from planner.specs.model import ModelSpec
 from planner.specs.strategy import Strategy
-from planner.specs.workload import TrainWorkload
+from planner.specs.workload import CompressWorkload, TrainWorkload
 from planner.workload.setting import Layout
 from planner.workload.validity import check, rank_rules, serving_rules
+
+# What splits a layer or a model between ranks.
+SPLITS = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "context_parallel_size",
+    "expert_parallel_size",
+    "attention_data_parallel_size",
+)
 
 
 def layout_of(request: EstimateRequest, model: ModelSpec) -> Layout:
@@ -17,6 +28,10 @@ def layout_of(request: EstimateRequest, model: ModelSpec) -> Layout:
         NotPossibleError: the ranks are more than the cluster has, or do not divide the model.
     """
     available = request.cluster.num_devices
+    if isinstance(request.workload, CompressWorkload):
+        layout = _copies(request.strategy, request.workload)
+        check(rank_rules(model, available, layout))
+        return layout
     layout = _as_asked(request.strategy, available)
     if isinstance(request.workload, TrainWorkload):
         check(rank_rules(model, available, layout))
@@ -25,6 +40,30 @@ def layout_of(request: EstimateRequest, model: ModelSpec) -> Layout:
     check(rank_rules(model, available, layout))
     check(serving_rules(model, layout))
     return layout
+
+
+def _copies(strategy: Strategy, workload: CompressWorkload) -> Layout:
+    """Return the devices of a compression job: copies that share calibration text, or one alone.
+
+    Raises:
+        NotPossibleError: the strategy asks for groups of ranks, or for copies without text.
+    """
+    for name in SPLITS:
+        size = getattr(strategy, name) or 1
+        if size > 1:
+            raise NotPossibleError(
+                f"{name} is {size}: a compression job works on one layer at a time, which no "
+                "group of ranks splits; leave it out, or share the text by data_parallel_size",
+                f"strategy.{name}",
+            )
+    copies = strategy.data_parallel_size or 1
+    if copies > 1 and not RECIPES[workload.method].is_calibrated:
+        raise NotPossibleError(
+            f"data_parallel_size is {copies}: method {workload.method} looks at no calibration "
+            "text that devices could share; leave it out",
+            "strategy.data_parallel_size",
+        )
+    return Layout(data=copies)
 
 
 def _as_asked(strategy: Strategy, available: int) -> Layout:

@@ -1,0 +1,211 @@
+"""What compressing a model works through: calibration text, Hessians, columns, tuning steps.
+
+Each method is a recipe of these parts. Second-order methods factor one Hessian per matrix and
+walk its columns one after the other, so that the columns' latency counts beside the arithmetic.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from planner.cost.equation import equation
+from planner.cost.quantity import Quantity
+from planner.specs.base import Dtype
+from planner.specs.model import ModelSpec
+
+GPTQ = "Frantar et al. 2022 (GPTQ), arXiv:2210.17323"
+# A column is a dozen small kernels that wait for each other: between the arithmetic of OPT-13B
+# and OPT-175B, the published 20.9 min and 4.2 h on an A100 leave a third of a millisecond for it.
+COLUMN_SECONDS = 326e-6
+# Plain fp32 products, without tensor cores, run close to their peak.
+FP32_EFFICIENCY = 0.95
+# Factoring, inverting and factoring again take as long as three products of the Hessian's size.
+SOLVE_PRODUCTS = 3
+SAMPLE_TOKENS = 2048
+# AutoRound tunes a layer for 200 steps of 8 samples: forward, and backward twice. Each step rounds
+# every weight and takes the gradient of that: some 25 elementwise passes of 4 bytes. Its thousand
+# small kernels take 15 ms where the layer is small. Source: Cheng et al. 2023, arXiv:2309.05516.
+TUNING_STEPS = 200
+TUNING_TOKENS = TUNING_STEPS * 8 * SAMPLE_TOKENS
+TUNING_BATCH_TOKENS = 8 * SAMPLE_TOKENS
+TUNING_STREAM_BYTES = TUNING_STEPS * 100.0
+TUNING_STEP_SECONDS = 15e-3
+# Rounding offsets, their gradients, and the rounded copy and its gradient beside each weight.
+TUNING_BYTES = 16.0
+# LLM-Pruner recovers with adapters on 50 thousand samples of 256 tokens, twice over.
+# Source: Ma et al. 2023, arXiv:2305.11627, section 4.
+RECOVERY_TOKENS = 2 * 50_000 * 256
+# AWQ's clipping multiplies 512 tokens with every weight at ten widths, 6 bytes a product.
+CLIP_BYTES = 11 * 512 * 6.0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What one method does.
+
+    ``forwards`` are passes over ``calibration_tokens``; ``tuned_tokens`` run ``tuned_passes``
+    times through the weights that they visit, in ``layer_steps`` of each layer; ``streamed_bytes``
+    are elementwise traffic per weight; ``alike`` names the methods whose published times speak
+    for this one.
+    """
+
+    dtype: Dtype
+    alike: str
+    calibration_tokens: int = 0
+    forwards: float = 0.0
+    second_order: bool = False
+    column_passes: int = 1
+    column_seconds: float = COLUMN_SECONDS
+    streamed_bytes: float = 0.0
+    layer_steps: int = 0
+    tuned_tokens: int = 0
+    tuned_passes: float = 0.0
+    tuned_bytes: float = 0.0
+    kept_ratio: float = 1.0
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Return whether the method looks at text, which several devices can share."""
+        return self.calibration_tokens > 0
+
+
+SAMPLES = 128 * SAMPLE_TOKENS  # the calibration text of the GPTQ paper
+# Two forwards: one collects a layer's inputs, one runs the compressed layer. Norm tweaking trains
+# the norms on the text once more. QuantEase goes over the columns 25 times with one small kernel
+# each (arXiv:2309.01885, section 5). LLM-Pruner takes gradients and leaves four fifths of the
+# weights (arXiv:2305.11627, table 3).
+SECOND_ORDER = Recipe(
+    "int4", "second_order", calibration_tokens=SAMPLES, forwards=2, second_order=True
+)
+RECIPES: dict[str, Recipe] = {
+    "int8_weight_only": Recipe("int8", "rounding"),
+    "int4_weight_only": Recipe("int4", "rounding"),
+    "nf4": Recipe("nf4", "rounding"),
+    "finequant": Recipe("int4", "rounding"),
+    "gptq": SECOND_ORDER,
+    "sparsegpt": replace(SECOND_ORDER, dtype="bf16"),
+    "norm_tweaking": replace(SECOND_ORDER, forwards=5),
+    "quantease": replace(SECOND_ORDER, alike="quantease", column_passes=25, column_seconds=20e-6),
+    "qmoe": replace(SECOND_ORDER, dtype="ternary"),
+    "awq": Recipe(
+        "int4", "scales", calibration_tokens=128 * 512, forwards=21, streamed_bytes=CLIP_BYTES
+    ),
+    "fptq": Recipe("int4", "fptq", calibration_tokens=SAMPLES, forwards=2),
+    "autoround": Recipe(
+        "int4",
+        "tuning",
+        calibration_tokens=SAMPLES,
+        forwards=0,
+        streamed_bytes=TUNING_STREAM_BYTES,
+        layer_steps=TUNING_STEPS,
+        tuned_tokens=TUNING_TOKENS,
+        tuned_passes=3,
+        tuned_bytes=TUNING_BYTES,
+    ),
+    "llm_pruner": Recipe(
+        "bf16",
+        "llm_pruner",
+        calibration_tokens=10 * 64,
+        forwards=3,
+        tuned_tokens=RECOVERY_TOKENS,
+        tuned_passes=2,
+        kept_ratio=0.8,
+    ),
+}
+
+
+def matrices(model: ModelSpec) -> Iterator[tuple[int, int, int]]:
+    """Yield (inputs, outputs, how many) of the linear weights of all layers.
+
+    Layers that mix tokens in another way count as attention of the model's heads.
+    """
+    hidden, wide = model.hidden_size, 2 if model.gated_mlp else 1
+    query = model.num_attention_heads * model.head_dim
+    key_value = model.num_key_value_heads * model.head_dim
+    layers = model.num_hidden_layers
+    yield hidden, query, layers
+    yield hidden, key_value, 2 * layers
+    yield query, hidden, layers
+    sparse = model.num_moe_layers if model.is_moe else 0
+    dense = layers - sparse - model.num_layers_without_feed_forward
+    shared = model.shared_expert_intermediate_size or model.moe_intermediate_size
+    for width, inner, count in (
+        (hidden, model.intermediate_size, max(0, dense)),
+        (
+            model.expert_hidden_size or hidden,
+            model.moe_intermediate_size,
+            sparse * model.num_experts,
+        ),
+        (hidden, shared, sparse * model.num_shared_experts),
+    ):
+        if count and inner:
+            yield width, inner, wide * count
+            yield inner, width, count
+
+
+@equation(
+    "F = 2 · T · Σ in² + k · Σ in³ + Σ out · in²",
+    unit="FLOP",
+    symbols={
+        "num_tokens": "T",
+        "squared_inputs": "Σ in²",
+        "solve_products": "k",
+        "cubed_inputs": "Σ in³",
+        "update_products": "Σ out · in²",
+    },
+    source=GPTQ + ", section 3; sums over all matrices",
+)
+def second_order_flops(
+    *,
+    num_tokens: Quantity,
+    squared_inputs: Quantity,
+    solve_products: Quantity,
+    cubed_inputs: Quantity,
+    update_products: Quantity,
+) -> Quantity:
+    """Return the FLOP of Hessians, their factorisation and the column updates, in 32 bits."""
+    return 2 * num_tokens * squared_inputs + solve_products * cubed_inputs + update_products
+
+
+@equation(
+    "t = Σ in · passes · c",
+    unit="s",
+    symbols={"columns": "Σ in", "passes": "passes", "column_s": "c"},
+    source=GPTQ + ", table 2: what the arithmetic leaves of the published times",
+)
+def column_seconds(*, columns: Quantity, passes: Quantity, column_s: Quantity) -> Quantity:
+    """Return the seconds of walking the columns of all matrices, one after the other."""
+    return columns * passes * column_s
+
+
+@equation(
+    "t = L · steps · c",
+    unit="s",
+    symbols={"num_layers": "L", "steps": "steps", "step_s": "c"},
+    source="Cheng et al. 2023 (AutoRound), arXiv:2309.05516: a layer is tuned step by step",
+)
+def tuning_seconds(*, num_layers: Quantity, steps: Quantity, step_s: Quantity) -> Quantity:
+    """Return the seconds that issuing the operators of all tuning steps takes."""
+    return num_layers * steps * step_s
+
+
+@equation(
+    "W_out = W_plain + n · B",
+    unit="B",
+    symbols={"plain_bytes": "W_plain", "parameters": "n", "bytes_per_element": "B"},
+)
+def written_bytes(
+    *, plain_bytes: Quantity, parameters: Quantity, bytes_per_element: Quantity
+) -> Quantity:
+    """Return the bytes of the checkpoint that a compression writes."""
+    return plain_bytes + parameters * bytes_per_element
+
+
+@equation(
+    "H = 4 · (Σ_layer in² + 3 · max in² + max in · out)",
+    unit="B",
+    symbols={"squared_inputs": "Σ_layer in²", "widest": "max in", "largest": "max in · out"},
+    source=GPTQ + ", section 3: a layer's Hessians, three copies while one is solved",
+)
+def hessian_bytes(*, squared_inputs: Quantity, widest: Quantity, largest: Quantity) -> Quantity:
+    """Return the bytes of one layer's Hessians, with one factored and its matrix, in 32 bits."""
+    return 4.0 * (squared_inputs + 3 * widest**2 + largest)
