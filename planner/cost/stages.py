@@ -1,8 +1,60 @@
-"""Which pipeline stage sets the pace: the one with the most layers, or the one with the head."""
+"""What pipeline stages hold, and which sets the pace: the one with most layers or the head."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
-from planner.cost.weights import stage_layers
+import numpy as np
+import numpy.typing as npt
+
+from planner.cost.columns import Flag, is_column
+from planner.cost.quantity import Quantity
+from planner.cost.weights import stage_layers, stage_vocabulary
+from planner.specs.model import ModelSpec
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one pipeline stage holds of the model: its layers and its vocabulary parameters."""
+
+    layers: Quantity
+    vocabulary: Quantity
+    is_last: Flag
+
+
+Column = npt.NDArray[np.float64]
+
+
+def shares_of(model: ModelSpec, stages: Quantity, split: Sequence[int] = ()) -> tuple[Share, ...]:
+    """Return what each stage holds, by an explicit split of the layers or an even one.
+
+    Of a column of stage counts only the stages that can be the fullest are given: the first, the
+    fullest one in the middle, and the last.
+    """
+    if is_column(stages):
+        return _fullest_shares(model, cast("Column", stages))
+    count = int(cast("float", stages))
+    layers = split or stage_layers(model.num_hidden_layers, count)
+    return tuple(
+        Share(held, stage_vocabulary(model, index, count), index == count - 1)
+        for index, held in enumerate(layers)
+    )
+
+
+def _fullest_shares(model: ModelSpec, stages: Column) -> tuple[Share, ...]:
+    rows = [_ends(model, int(count)) for count in stages.ravel()]
+    kinds = np.array(rows, dtype=np.float64).reshape((*stages.shape, 3, 2))
+    last = (stages == 1, np.zeros(stages.shape, dtype=bool), np.ones(stages.shape, dtype=bool))
+    return tuple(Share(kinds[..., at, 0], kinds[..., at, 1], last[at]) for at in range(3))
+
+
+def _ends(model: ModelSpec, count: int) -> list[tuple[int, int]]:
+    """Return layers and vocabulary of the first, the fullest inner and the last stage."""
+    # More stages than layers are no strategy: their cells only need some number.
+    layers = stage_layers(model.num_hidden_layers, min(count, model.num_hidden_layers))
+    first, last = ((layers[at], stage_vocabulary(model, at % count, count)) for at in (0, -1))
+    inner = [(held, 0) for held in layers[1:-1]]
+    return [first, max(inner, default=first), last]
 
 
 @dataclass(frozen=True)

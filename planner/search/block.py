@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.search.question import Question
-from planner.specs.base import JsonObject
+from planner.specs.base import Dtype, JsonObject
 from planner.specs.strategy import Strategy
 from planner.workload.setting import Setting
 
@@ -24,7 +24,11 @@ NEUTRAL = {
     "context_parallel_size": 1,
     "virtual_pipeline_size": 1,
     "attention_data_parallel_size": 1,
+    "max_batch_tokens": 0,
+    "chunked_prefill": 0,
+    "kv_cache_dtype": None,
 }
+FLAGS = frozenset({"sequence_parallel", "chunked_prefill"})
 
 
 def axes(choices: Mapping[str, Numbers]) -> dict[str, Numbers]:
@@ -46,7 +50,8 @@ class Block:
 
     ``shared`` has the fields that all of them have in common, ``sizes`` the others as arrays
     that broadcast to one grid; ``setting`` is the shared setting with the grid in its layout;
-    ``keep`` says which cells of the grid are strategies at all.
+    ``keep`` says which cells of the grid are strategies at all. ``caches`` are the formats of the
+    KV cache that the size of that name numbers, the engine's default first.
     """
 
     question: Question
@@ -54,6 +59,7 @@ class Block:
     sizes: Mapping[str, Numbers]
     setting: Setting
     keep: Flags
+    caches: tuple[Dtype | None, ...] = (None,)
 
     @cached_property
     def cells(self) -> Rows:
@@ -71,7 +77,9 @@ class Block:
         own: dict[str, Any] = {}
         for name, values in self.sizes.items():
             number = np.broadcast_to(values, self.keep.shape)[where].item()
-            own[name] = bool(number) if name == "sequence_parallel" else int(number)
+            own[name] = bool(number) if name in FLAGS else int(number)
+        if "kv_cache_dtype" in own:
+            own["kv_cache_dtype"] = self.caches[own["kv_cache_dtype"]]
         pinned = self.question.pinned
         said = {n: v for n, v in own.items() if n in pinned or NEUTRAL.get(n) != v}
         return {**self.shared, **said}

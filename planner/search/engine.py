@@ -1,9 +1,8 @@
 """The search: score every strategy, keep what fits, cost the best exactly, say why not."""
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from planner.catalog.engines import calibration_name
 from planner.cost.compression import RECIPES
@@ -14,8 +13,8 @@ from planner.search.offer import explained, offered
 from planner.search.question import Question, questions
 from planner.search.rank import frontier, order_of
 from planner.search.rejection import MAX_FAMILIES, Rejections, family_of
-from planner.search.scoring import Scores, score, score_exactly
-from planner.search.select import Table, best_rows, frontier_rows, lost_families
+from planner.search.scoring import Scores, anything_fits, score, score_exactly
+from planner.search.select import Table, best_rows, frontier_rows, lost_families, promises
 from planner.search.serving_space import serving_blocks
 from planner.search.suggest import suggestions
 from planner.search.training_space import training_blocks
@@ -80,7 +79,7 @@ def search(request: PlanRequest) -> PlanAnswer:
     found = explore(request)
     table = found.table
     plans = _plans(request, table)
-    helpful = () if plans else suggestions(request, best_of)
+    helpful = () if plans else suggestions(request, partial(_best_changed, request, found))
     return PlanAnswer(
         id=request.id,
         request=request,
@@ -95,7 +94,22 @@ def search(request: PlanRequest) -> PlanAnswer:
 
 def best_of(request: PlanRequest) -> Estimate | None:
     """Return the best feasible estimate of a request, or nothing when nothing fits."""
-    best = best_with_cluster(request, explore(request))
+    return _best_among(request, explore(request, only_fitting=True))
+
+
+def _best_changed(before: PlanRequest, found: Found, request: PlanRequest) -> Estimate | None:
+    """Return the best estimate of a request that is another one, changed in something.
+
+    Strategies cost the same under other limits: they are not scored again.
+    """
+    if before.model_copy(update={"constraints": request.constraints}) != request:
+        return best_of(request)
+    return _best_among(request, Found(constraints_of(request), found.parts))
+
+
+def _best_among(request: PlanRequest, found: Found) -> Estimate | None:
+    hopeful = found.parts and promises(found.table)
+    best = best_with_cluster(request, found) if hopeful else None
     return best[0] if best else None
 
 
@@ -106,8 +120,10 @@ def best_with_cluster(request: PlanRequest, found: Found) -> tuple[Estimate, Clu
     return None
 
 
-def explore(request: PlanRequest) -> Found:
+def explore(request: PlanRequest, *, only_fitting: bool = False) -> Found:
     """Return every strategy of every cluster, scored, and the techniques that do not apply.
+
+    With ``only_fitting`` blocks are left out in which no strategy fits into memory.
 
     Raises:
         PlannerError: no strategy could be costed at all; it is the last one's reason.
@@ -122,7 +138,7 @@ def explore(request: PlanRequest) -> Found:
     for question in questions(request):
         for key, reason in inapplicable(question.case).items():
             found.rejections.technique(key, reason)
-        parts, refused = scored(question)
+        parts, refused = scored(question, only_fitting=only_fitting)
         found.parts += parts
         found.refused = refused or found.refused
     if not found.parts and found.refused:
@@ -130,21 +146,24 @@ def explore(request: PlanRequest) -> Found:
     return found
 
 
-def scored(question: Question) -> tuple[list[Scores], PlannerError | None]:
+def scored(
+    question: Question, *, only_fitting: bool = False
+) -> tuple[list[Scores], PlannerError | None]:
     """Return the scores of a question's strategies, and why the last one refused was refused."""
     parts: list[Scores] = []
     refused: PlannerError | None = None
-    blocks: Iterator[Block] = iter(())
+    blocks: tuple[Block, ...] = ()
     try:
-        blocks = iter(_blocks(question))
+        blocks = _blocks(question)
     except (NotPossibleError, NotCoveredError) as error:
         refused = error
     for block in blocks:
         try:
-            parts.append(score(block))
+            if not only_fitting or anything_fits(block):
+                parts.append(score(block))
         except (NotPossibleError, NotCoveredError) as error:
             refused = error
-    if not parts:
+    if not parts and not (only_fitting and blocks):
         # A pinned layout that the space does not contain is costed, or refused, as it is.
         parts, refused = score_exactly(question, _listed(question))
     return parts, refused

@@ -8,6 +8,7 @@ from planner.search.constraints import figure
 from planner.specs.estimate import Estimate
 from planner.specs.plan import Objective
 from planner.specs.strategy import OffloadSpec, Strategy
+from planner.workload.ranks import Layout
 
 # "Balanced" trades in logarithms: doubling the speed outweighs a 9 % higher perplexity, and a
 # fourfold number of devices must bring more than 40 % of speed.
@@ -156,8 +157,26 @@ def _rounded(value: float) -> float:
 def plainness(strategy: Strategy) -> tuple[tuple[int, ...], str]:
     """Return how much a strategy asks for, so that of equals the plainer one goes first."""
     sizes = tuple(getattr(strategy, name) or 0 for name in PLAIN_FIELDS)
+    return (*sizes, *_plain_choices(strategy)), strategy.model_dump_json()
+
+
+def plainness_columns(strategy: Strategy, layout: Layout) -> tuple[float, ...]:
+    """Return the numbers of ``plainness`` for a layout of columns, one row each."""
+    sizes = (
+        layout.pipeline,
+        layout.context,
+        layout.tensor,
+        layout.expert,
+        layout.zero_stage,
+        layout.shard,
+        layout.chunks,
+    )
+    return (*sizes, *_plain_choices(strategy))
+
+
+def _plain_choices(strategy: Strategy) -> tuple[int, int]:
     again = RECOMPUTATIONS.index(strategy.activation_recomputation)
-    return (*sizes, again, len(tiers_of(strategy))), strategy.model_dump_json()
+    return again, len(tiers_of(strategy))
 
 
 def tiers_of(strategy: Strategy) -> tuple[str, ...]:

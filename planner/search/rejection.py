@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 from typing import get_args
 
-from planner.search.constraints import unit_of
+from planner.search.constraints import figure, hopeless, is_simulated, unit_of
 from planner.search.rank import AWAY_TITLES, tiers_of
 from planner.specs.base import Dtype
 from planner.specs.estimate import Estimate
-from planner.specs.plan import APPLICABILITY, Rejection
+from planner.specs.plan import APPLICABILITY, Bound, Rejection
 from planner.specs.strategy import OffloadSpec, Strategy
-from planner.workload.setting import Layout
+from planner.workload.ranks import Layout
 
 GIB = 1024**3
 DTYPES = get_args(Dtype)
@@ -90,6 +90,8 @@ class Rejections:
         unit = unit_of(name)
         shown = "unknown" if value is None else f"{value:.4g} {unit}".strip()
         reason = f"{name} is {shown}, the limit is {limit:g} {unit}".strip()
+        if value is None and is_simulated(name):
+            value, reason = _without_percentiles(estimate, name, limit)
         self._note(estimate, Miss(name, reason, value, limit, unit), strategies)
 
     def _note(self, estimate: Estimate, miss: "Miss", strategies: int) -> None:
@@ -116,6 +118,18 @@ class Rejections:
         families = [one for one in lost if one.constraint != APPLICABILITY]
         closest = sorted(families, key=distance)[:MAX_FAMILIES]
         return {rejection.family: rejection for rejection in (*techniques, *closest)}
+
+
+def _without_percentiles(estimate: Estimate, name: str, limit: float) -> tuple[float | None, str]:
+    """Return the mean that makes a simulation needless, or that there is no end to the queue."""
+    far = hopeless(name, Bound(max=limit))
+    most = estimate.performance.max_requests_per_second
+    if most is not None or far is None:
+        served = "" if most is None else f", the most is {most:.3g} a second"
+        return None, f"more requests come than can be served{served}: {name} has no value"
+    mean, unit = figure(estimate, far[0]), unit_of(name)
+    reason = f"{far[0]} is {mean:.4g} {unit}, the limit on {name} is {limit:g} {unit}"
+    return mean, reason
 
 
 def distance(rejection: Rejection) -> float:

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
@@ -14,12 +14,19 @@ from planner.errors import NotCoveredError, NotPossibleError, PlannerError
 from planner.search.block import Block, Flags, Numbers
 from planner.search.constraints import figure
 from planner.search.question import Question
-from planner.search.rank import UNKNOWN_PERPLEXITY_RATIO, Merit, merit_from, merit_of
+from planner.search.rank import (
+    UNKNOWN_PERPLEXITY_RATIO,
+    Merit,
+    merit_from,
+    merit_of,
+    plainness_columns,
+)
 from planner.search.rejection import family_numbers
 from planner.specs.estimate import Estimate
 from planner.specs.strategy import Strategy
 from planner.workload.estimator import (
     estimate_request,
+    fits_of,
     quality_of,
     rented_devices,
     run,
@@ -36,7 +43,8 @@ class Scores:
     """Strategies of one question with their figures, one number a row.
 
     ``figures`` reads any figure of an estimate by name; ``families`` numbers the families;
-    ``known`` holds the rows that the exact door has costed.
+    ``plainness`` has the numbers of ``rank.plainness``, a column for each strategy; ``known``
+    holds the rows that the exact door has costed.
     """
 
     question: Question
@@ -46,6 +54,7 @@ class Scores:
     merit: Merit
     figures: Read
     families: Numbers
+    plainness: Numbers
     known: dict[int, Estimate] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -58,14 +67,26 @@ class Scores:
             self.known[row] = estimate_request(request, explain=False)
         return self.known[row]
 
+    def simulated(self, row: int) -> Estimate:
+        """Return one strategy as the exact door costs it, its percentiles included."""
+        request = self.question.estimate_request(self.strategy(row))
+        self.known[row] = estimate_request(request, explain=False, simulate=True)
+        return self.known[row]
+
+    def text(self, row: int) -> str:
+        """Return one strategy as text, every default filled in."""
+        if row in self.known:
+            return self.known[row].strategy.model_dump_json()
+        setting = resolve(self.question.estimate_request(self.strategy(row)))
+        return setting.strategy.model_dump_json()
+
 
 def score(block: Block) -> Scores:
     """Return the figures of every strategy of a block."""
     setting = block.setting
     outcome = run(setting, Unrecorded())
     spent = expense(setting, outcome, Unrecorded(), rented_devices(setting)).figures
-    quality = quality_of(setting)
-    loss = quality.loss_ratio if quality else 0.0
+    loss = _losses(block)
     own = {
         "per_device_peak_bytes": np.rint(outcome.memory.peak_bytes),
         "quality_loss_ratio": loss,
@@ -76,7 +97,7 @@ def score(block: Block) -> Scores:
         value = own[name] if name in own else getattr(outcome.performance, name, None)
         return None if value is None else block.column(value)
 
-    perplexity = UNKNOWN_PERPLEXITY_RATIO if loss is None else 1 + loss
+    perplexity = np.where(np.isnan(loss), UNKNOWN_PERPLEXITY_RATIO, 1 + loss)
     return Scores(
         question=block.question,
         strategy=block.strategy,
@@ -92,7 +113,30 @@ def score(block: Block) -> Scores:
         ),
         figures=read,
         families=block.column(family_numbers(setting.strategy, setting.layout)),
+        plainness=np.stack(
+            [block.column(one) for one in plainness_columns(setting.strategy, setting.layout)]
+        ),
     )
+
+
+def anything_fits(block: Block) -> bool:
+    """Return whether any strategy of a block may fit, by its memory alone."""
+    return bool(block.column(fits_of(block.setting)).any())
+
+
+def _losses(block: Block) -> Numbers:
+    """Return the quality lost under each format of the cache, nan where no table tells."""
+    found = []
+    for dtype in block.caches:
+        strategy = block.setting.strategy
+        if dtype is not None:
+            strategy = strategy.model_copy(update={"kv_cache_dtype": dtype})
+        quality = quality_of(replace(block.setting, strategy=strategy))
+        loss = quality.loss_ratio if quality else 0.0
+        found.append(np.nan if loss is None else loss)
+    chosen = block.sizes.get("kv_cache_dtype", np.zeros(1))
+    losses: Numbers = np.array(found)[chosen.astype(np.int64)]
+    return losses
 
 
 def _filled(merit: Merit, rows: int) -> Merit:
@@ -142,5 +186,6 @@ def _listed(
         merit=Merit(**cast("dict[str, float]", columns)),
         figures=read,
         families=np.array([family_numbers(one.strategy, one.layout) for one in settings]),
+        plainness=np.array([plainness_columns(one.strategy, one.layout) for one in settings]).T,
         known=known,
     )

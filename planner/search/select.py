@@ -1,6 +1,6 @@
 """Selects from scored columns: the best of each family, the frontier, what lost by the least."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
@@ -8,14 +8,13 @@ from typing import cast
 import numpy as np
 
 from planner.search.block import Flags, Numbers, Rows
-from planner.search.rank import PENALTIES, Merit
+from planner.search.constraints import broken, hopeless, is_simulated
+from planner.search.rank import DIGITS, PENALTIES, Merit
 from planner.search.scoring import Scores
 from planner.specs.estimate import Estimate
 from planner.specs.plan import Bound, Objective
 
-# Rows this close to the best are costed exactly before one of them is chosen.
-CLOSE = 1e-9
-MAX_TIES = 8
+FEW = 4
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,16 @@ class Table:
         """Return one row as the exact door costs it."""
         part, own = self.part_of(row)
         return part.exact(own)
+
+    def text(self, row: int) -> str:
+        """Return one row's strategy as text, every default filled in."""
+        part, own = self.part_of(row)
+        return part.text(own)
+
+    @cached_property
+    def plainness(self) -> Numbers:
+        """Return what each row asks for, a column a row; of equals the plainer one goes first."""
+        return np.concatenate([part.plainness for part in self.parts], axis=1)
 
     @cached_property
     def merit(self) -> Merit:
@@ -70,34 +79,84 @@ class Table:
 
     @cached_property
     def misses(self) -> Numbers:
-        """Return by which share each row misses its first broken limit; below 0 for none."""
+        """Return by which share each row misses its first broken limit; below 0 for none.
+
+        Of limits that only a simulation can decide, these are the misses known so far.
+        """
         usable = np.repeat([part.usable_bytes for part in self.parts], np.diff(self.starts))
         short = np.abs(np.asarray(self.merit.peak_bytes) / usable - 1)
         missed = np.where(self.fits, -1.0, short)
-        for name, bound in self.limits.items():
+        for name, bound in self._decided:
             share = self._share(name, bound)
             missed = np.where((missed < 0) & (share >= 0), share, missed)
         return missed
 
+    @cached_property
+    def _decided(self) -> list[tuple[str, Bound]]:
+        """Return the limits that columns decide: of a percentile, how far its mean may be."""
+        found = []
+        for name, bound in self.limits.items():
+            far = hopeless(name, bound)
+            if far:
+                found.append((far[0], Bound(max=far[1])))
+            elif not is_simulated(name):
+                found.append((name, bound))
+        return found
+
+    @cached_property
+    def unsure(self) -> Flags:
+        """Return the rows of which only a simulation can tell whether they break a limit."""
+        asked = any(is_simulated(name) for name in self.limits)
+        return (self.misses < 0) & asked
+
+    def settle(self, row: int) -> bool:
+        """Return whether a row fits and breaks no limit, simulated where nothing else tells."""
+        if self.unsure[row]:
+            part, own = self.part_of(row)
+            miss = broken(part.simulated(own), self.limits)
+            self.unsure[row] = False
+            if miss is not None:
+                _, value, limit = miss
+                self.misses[row] = abs(value / limit - 1) if value and limit else 0.0
+        return bool(self.misses[row] < 0)
+
+    def column(self, name: str) -> Numbers:
+        """Return a figure of each row; not a number where a row has none."""
+        return np.concatenate([_values(part, name) for part in self.parts])
+
     def _share(self, name: str, bound: Bound) -> Numbers:
         """Return by which share each row misses a limit; 0 for no figure, below 0 for none."""
-        values = np.concatenate([_values(part, name) for part in self.parts])
+        values = self.column(name)
         found = np.full(len(values), -1.0)
         # A miss of both limits is impossible unless they cross: then the upper one counts.
-        for limit, broken in (
+        for limit, beyond in (
             (bound.min, values < (bound.min or 0.0)),
             (bound.max, values > (bound.max or 0.0)),
         ):
             if limit is not None:
                 away = np.abs(values / limit - 1) if limit else np.zeros(len(values))
-                found = np.where(broken, away, found)
+                found = np.where(beyond, away, found)
                 found = np.where(np.isnan(values), 0.0, found)
         return found
 
-    @cached_property
+    @property
     def feasible(self) -> Rows:
-        """Return the rows that fit and break no limit."""
+        """Return the rows that fit and break no limit, as far as it is known."""
         return np.flatnonzero(self.misses < 0)
+
+
+def promises(table: Table) -> bool:
+    """Return whether any row fits and breaks no limit, or one of the few that wait the least.
+
+    This is quick where ``settle`` would simulate every row to find that there is none.
+    """
+    rows = table.feasible
+    if not len(rows) or not table.unsure[rows].all():
+        return bool(len(rows))
+    means = [far[0] for name, bound in table.limits.items() if (far := hopeless(name, bound))]
+    waits = [table.column(mean)[rows] for mean in means] or [np.asarray(table.merit.delay)[rows]]
+    shares = np.max([wait / wait.min() for wait in waits], axis=0)
+    return any(table.settle(int(row)) for row in rows[np.argsort(shares)[:FEW]])
 
 
 def _values(part: Scores, name: str) -> Numbers:
@@ -106,45 +165,69 @@ def _values(part: Scores, name: str) -> Numbers:
 
 
 def best_rows(table: Table, objective: Objective, top: int) -> list[int]:
-    """Return the rows among which the best of the ``top`` best families are."""
+    """Return the best row of each of the ``top`` best families, more where several are as good.
+
+    The order is that of ``rank.order_of``: the objective, speed, plainness, and between rows that
+    are alike in all of these the text of the strategy.
+    """
+    return _settled(table, lambda: _best_rows(table, objective, top))
+
+
+def _settled(table: Table, choose: Callable[[], list[int]]) -> list[int]:
+    """Return what is chosen once nothing chosen breaks a limit that a simulation decides."""
+    while True:
+        chosen = choose()
+        if all(table.settle(row) for row in chosen):
+            return chosen
+
+
+def _best_rows(table: Table, objective: Objective, top: int) -> list[int]:
     rows = table.feasible
     if not len(rows):
         return []
+    keys = _keys(table, objective, rows)
+    order = np.lexsort(keys[::-1])
+    # Rows of one place are alike in every number.
+    place = np.cumsum([0, *(keys[:, order[1:]] != keys[:, order[:-1]]).any(axis=0)])
+    families = table.families[rows][order]
+    leaders = np.sort(np.unique(families, return_index=True)[1])
+    last = place[leaders[min(top, len(leaders)) - 1]]
+    chosen = []
+    for leader in leaders[place[leaders] <= last]:
+        alike = np.flatnonzero((place == place[leader]) & (families == families[leader]))
+        ties = [int(rows[order[position]]) for position in alike]
+        chosen.append(ties[0] if len(ties) == 1 else min(ties, key=table.text))
+    return chosen
+
+
+def _keys(table: Table, objective: Objective, rows: Rows) -> Numbers:
+    """Return the numbers that rows are ordered by, the most important first."""
     penalties = np.asarray(PENALTIES[objective](table.merit))[rows]
     speeds = np.asarray(table.merit.speed)[rows]
-    order = np.lexsort((-speeds, penalties))
-    _, first, family = np.unique(
-        table.families[rows][order], return_index=True, return_inverse=True
-    )
-    leaders = order[np.sort(first)]
-    last = leaders[min(top, len(leaders)) - 1]
-    leader = order[first][family]  # of each row in order, the first of its family
-    found: dict[int, list[int]] = {}
-    rival = _rivals(penalties, speeds, order, leader) & _rivals(
-        penalties, speeds, order, np.full(len(order), last)
-    )
-    for position in np.flatnonzero(rival):
-        ties = found.setdefault(int(family[position]), [])
-        if len(ties) < MAX_TIES:
-            ties.append(int(rows[order[position]]))
-    return [row for ties in found.values() for row in ties]
+    return np.stack([rounded(penalties), rounded(-speeds), *table.plainness[:, rows]])
 
 
-def _rivals(penalties: Numbers, speeds: Numbers, own: Rows, other: Rows) -> Flags:
-    """Return which rows are better than others, or so close that rounding decides."""
-    better = penalties[other] - penalties[own]
-    near = CLOSE * np.abs(penalties[other])
-    faster = speeds[own] >= speeds[other] * (1 - CLOSE)
-    return (better > near) | ((better >= -near) & faster)
+def rounded(values: Numbers) -> Numbers:
+    """Return numbers to the digits that count, as ``rank`` rounds one of them.
+
+    >>> rounded(np.array([0.1 + 0.2, 0.0]))
+    array([0.3, 0. ])
+    """
+    size = np.abs(np.where(np.isfinite(values) & (values != 0), values, 1.0))
+    scale = 10.0 ** (DIGITS - 1 - np.floor(np.log10(size)))
+    return np.rint(values * scale) / scale
 
 
 def frontier_rows(table: Table) -> list[int]:
     """Return the feasible rows that no other one matches in everything and beats in something."""
-    rows = table.feasible
-    merit = table.merit
-    values = np.stack([np.asarray(column)[rows] for column in merit.criteria], axis=1)
-    kept = skyline(values)
-    return [int(row) for row in rows[kept]]
+    criteria = [np.asarray(column) for column in table.merit.criteria]
+
+    def choose() -> list[int]:
+        rows = table.feasible
+        values = np.stack([column[rows] for column in criteria], axis=1)
+        return [int(row) for row in rows[skyline(values)]]
+
+    return _settled(table, choose)
 
 
 def skyline(values: Numbers) -> Rows:
@@ -166,8 +249,19 @@ def skyline(values: Numbers) -> Rows:
     return cast("Rows", chosen[np.lexsort(values[chosen].T[::-1])])
 
 
+def _settle_families(table: Table) -> None:
+    """Simulate rows until each family has a feasible one, or none that could be."""
+    delays = np.asarray(table.merit.delay)
+    for family in np.unique(table.families[table.unsure]):
+        rows = np.flatnonzero((table.families == family) & (table.misses < 0))
+        for row in rows[np.lexsort((delays[rows], table.unsure[rows]))]:
+            if table.settle(int(row)):
+                break
+
+
 def lost_families(table: Table, most: int) -> list[tuple[int, int]]:
     """Return families without a feasible row: the row that misses by the least, and how many."""
+    _settle_families(table)
     taken = np.isin(table.families, table.families[table.feasible])
     rows = np.flatnonzero(~taken)
     order = rows[np.argsort(table.misses[rows], kind="stable")]

@@ -1,6 +1,6 @@
 """Every way to serve or generate that is worth costing: blocks of strategies, numbers as grids."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -10,16 +10,17 @@ import numpy as np
 
 from planner.catalog.engines import Engine, get_engine
 from planner.cost.columns import both, divides, either
+from planner.cost.dtypes import element_bytes
 from planner.search.block import Block, Flags, Numbers, axes
 from planner.search.question import Question
 from planner.search.space import FRUGAL, MAX_TENSOR_RANKS, formats
 from planner.search.training_space import MAX_STAGES, divisors
-from planner.specs.base import JsonObject
+from planner.specs.base import Dtype, JsonObject
 from planner.specs.strategy import Strategy
 from planner.specs.workload import GenerateWorkload, ServeWorkload
 from planner.techniques.registry import get
+from planner.workload.ranks import Layout
 from planner.workload.resolve import resolve
-from planner.workload.setting import Layout
 from planner.workload.validity import mask, rank_rules, serving_rules
 
 MAX_CONTEXT_RANKS = 16
@@ -35,6 +36,7 @@ SIZES = frozenset(
         "expert_parallel_size",
         "attention_data_parallel_size",
         "max_batch_tokens",
+        "pipeline_parallel_size",
     }
 )
 
@@ -74,15 +76,16 @@ class ServingSpace:
         """Yield what changes the formulas themselves, one combination after the other."""
         pinned = self.question.pinned
         others = {name: value for name, value in pinned.items() if name not in SIZES}
-        for choices in product(self._formats, self._pipeline_sizes, self._caches, self._chunked):
-            formats_chosen, stages, cache, chunked = choices
-            yield {
-                **formats_chosen,
-                "pipeline_parallel_size": stages,
-                **cache,
-                **chunked,
-                **others,
-            }
+        apart = self._pipeline_sizes if self._stage_by_stage else (None,)
+        for formats_chosen, stages in product(self._formats, apart):
+            own = {"pipeline_parallel_size": stages} if stages else {}
+            yield {**formats_chosen, **own, **others}
+
+    @cached_property
+    def _stage_by_stage(self) -> bool:
+        """Return whether something pinned is costed for one number of stages at a time."""
+        pins = self.question.request.pins
+        return pins.offload is not None or pins.speculative is not None
 
     @cached_property
     def _formats(self) -> tuple[JsonObject, ...]:
@@ -106,32 +109,42 @@ class ServingSpace:
         most = min(question.model.num_hidden_layers, MAX_STAGES)
         return tuple(divisors(question.cluster.num_devices, most))
 
-    @cached_property
-    def _caches(self) -> tuple[JsonObject, ...]:
-        pinned = self.question.pinned.get("kv_cache_dtype")
-        if pinned:
-            return ({"kv_cache_dtype": pinned},)
+    def _caches(self, default: Dtype | None) -> tuple[Dtype | None, ...]:
+        """Return the formats of the cache: the engine's default, and a narrow one if it runs."""
+        pinned = "kv_cache_dtype" in self.question.pinned
         narrow = "fp8" in self.question.device.peak_flops_per_second
-        if narrow and self._engine.role == "serving":
-            return ({}, {"kv_cache_dtype": "fp8"})
-        return ({},)
+        offered = narrow and self._engine.role == "serving" and default != "fp8"
+        return (None, "fp8") if offered and not pinned else (None,)
 
     @cached_property
-    def _chunked(self) -> tuple[JsonObject, ...]:
-        """Return whether prompts are cut: only long ones, by an engine that schedules steps."""
-        pinned = self.question.pinned.get("chunked_prefill")
-        if pinned is not None:
-            return ({"chunked_prefill": pinned},)
+    def _budgets(self) -> list[tuple[bool, int]]:
+        """Return whether prompts are cut, and into steps of how many tokens; 0 is the default.
+
+        Only long prompts are, by an engine that schedules steps.
+        """
+        pinned = self.question.pinned
         long = self.workload.input_tokens > TOKEN_BUDGETS[0]
         serving = isinstance(self.workload, ServeWorkload) and self._engine.max_batch_tokens > 0
-        return ({}, {"chunked_prefill": True}) if long and serving else ({},)
+        both_ways = (False, True) if long and serving else (False,)
+        cuts = (pinned["chunked_prefill"],) if "chunked_prefill" in pinned else both_ways
+        longest = max(self.workload.input_tokens, TOKEN_BUDGETS[1])
+        offered = [size for size in TOKEN_BUDGETS if size <= 2 * longest]
+        asked = [pinned["max_batch_tokens"]] if "max_batch_tokens" in pinned else None
+        return [(cut, size) for cut in cuts for size in asked or (offered if cut else [0])]
 
     def _block(self, shared: JsonObject, *, idle: bool) -> Block:
-        question, stages = self.question, shared["pipeline_parallel_size"]
+        question = self.question
         one = Strategy.model_validate({**shared, "data_parallel_size": 1})
         setting = resolve(question.estimate_request(one))
-        sizes = self._sizes(chunked=bool(shared.get("chunked_prefill")))
-        layout = self._layout(stages, sizes, setting.layout.batch_tokens)
+        caches = self._caches(setting.strategy.kv_cache_dtype)
+        sizes = self._sizes(shared.get("pipeline_parallel_size"), len(caches))
+        layout = self._layout(shared.get("pipeline_parallel_size"), sizes, setting.layout)
+        if len(caches) > 1:
+            each = [
+                element_bytes(one or setting.strategy.kv_cache_dtype or "bf16") for one in caches
+            ]
+            kept = np.array(each)[sizes["kv_cache_dtype"].astype(np.int64)]
+            layout = replace(layout, cache_element_bytes=cast("float", kept))
         shape = np.broadcast_shapes(*(values.shape for values in sizes.values()))
         available = question.cluster.num_devices
         keep = both(
@@ -146,6 +159,7 @@ class ServingSpace:
             sizes=sizes,
             setting=replace(setting, layout=layout),
             keep=cast("Flags", np.broadcast_to(keep, shape)),
+            caches=caches,
         )
 
     def _worthwhile(self, layout: Layout) -> Flags:
@@ -154,47 +168,56 @@ class ServingSpace:
         apart = either(layout.attention_data == 1, layout.expert > 1)
         return cast("Flags", both(whole, apart))
 
-    def _sizes(self, *, chunked: bool) -> dict[str, Numbers]:
+    def _sizes(self, stages: int | None, caches: int) -> dict[str, Numbers]:
         """Return the numbers of each open choice, each along its own dimension."""
         model = self.question.model
-        choices: dict[str, list[int]] = {
+        choices: dict[str, Sequence[int]] = {
             "used": self._device_counts,
             "tensor_parallel_size": self._tensor_sizes,
             "context_parallel_size": self._context_sizes,
+            "max_batch_tokens": [size for _, size in self._budgets],
         }
+        if caches > 1:
+            choices["kv_cache_dtype"] = range(caches)
+        if stages is None:
+            choices["pipeline_parallel_size"] = self._pipeline_sizes
         if model.is_moe:
             most = min(self.question.cluster.num_devices, MAX_ATTENTION_RANKS)
             choices["expert_parallel_size"] = divisors(model.num_experts, most)
             choices["attention_data_parallel_size"] = divisors(most, most)
-        if chunked or "max_batch_tokens" in self.question.pinned:
-            longest = max(self.workload.input_tokens, TOKEN_BUDGETS[1])
-            choices["max_batch_tokens"] = [b for b in TOKEN_BUDGETS if b <= 2 * longest]
         pinned = self.question.pinned
-        return axes(
+        fixed = pinned.keys() - {"max_batch_tokens"}
+        sizes = axes(
             {
-                name: np.array([pinned[name]] if name in pinned else values, dtype=np.float64)
+                name: np.array([pinned[name]] if name in fixed else values, dtype=np.float64)
                 for name, values in choices.items()
             }
         )
+        cuts = np.array([cut for cut, _ in self._budgets], dtype=np.float64)
+        sizes["chunked_prefill"] = cuts.reshape(sizes["max_batch_tokens"].shape)
+        return sizes
 
-    def _layout(self, stages: int, sizes: dict[str, Numbers], budget: float) -> Layout:
+    def _layout(self, stages: int | None, sizes: dict[str, Numbers], one: Layout) -> Layout:
         """Return the layout of a grid; data parallelism takes the devices that are left."""
         tensor, context = sizes["tensor_parallel_size"], sizes["context_parallel_size"]
         attention = sizes.get("attention_data_parallel_size", np.ones(1))
-        used = sizes.pop("used")
+        used, budgets = sizes.pop("used"), sizes["max_batch_tokens"]
+        pipeline = stages or sizes["pipeline_parallel_size"]
         data = self.question.pinned.get("data_parallel_size") or used / (
-            tensor * context * attention * stages
+            tensor * context * attention * pipeline
         )
         sizes["data_parallel_size"] = np.asarray(data, dtype=np.float64)
         columns: JsonObject = {
             "data": data,
             "tensor": tensor,
+            "pipeline": pipeline,
             "expert": sizes.get("expert_parallel_size", 1),
             "context": context,
             "attention_data": attention if self.question.model.is_moe else 1,
-            "batch_tokens": sizes.get("max_batch_tokens", budget),
+            "batch_tokens": np.where(budgets > 0, budgets, one.batch_tokens),
+            "chunked": sizes["chunked_prefill"] > 0,
         }
-        return Layout(pipeline=stages, **columns)
+        return Layout(**columns)
 
     @cached_property
     def _device_counts(self) -> list[int]:

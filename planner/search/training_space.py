@@ -16,8 +16,8 @@ from planner.specs.base import Dtype, JsonObject
 from planner.specs.strategy import Strategy
 from planner.specs.workload import TrainWorkload
 from planner.techniques.registry import get
+from planner.workload.ranks import Layout
 from planner.workload.resolve import resolve
-from planner.workload.setting import Layout
 from planner.workload.training_exchange import FULL_SHARDING
 from planner.workload.training_tiers import weights_share
 from planner.workload.validity import Rule, batch_rules, mask, rank_rules, training_rules

@@ -86,12 +86,15 @@ class Performance(SparseSpec):
     latency_seconds: float | None = None
     ttft_p50_seconds: float | None = None
     ttft_p90_seconds: float | None = None
+    ttft_p95_seconds: float | None = None
     ttft_p99_seconds: float | None = None
     tpot_p50_seconds: float | None = None
     tpot_p90_seconds: float | None = None
+    tpot_p95_seconds: float | None = None
     tpot_p99_seconds: float | None = None
     latency_p50_seconds: float | None = None
     latency_p90_seconds: float | None = None
+    latency_p95_seconds: float | None = None
     latency_p99_seconds: float | None = None
     queue_seconds: float | None = None
     slo_attainment_ratio: float | None = None

@@ -23,6 +23,7 @@ from planner.workload.step_costs import StepCosts
 Floats = npt.NDArray[np.float64]
 DUST_TOKENS = 1e-9
 LINEAR_GROWTH = 1e-9
+SPAN = 2**32  # more than there are requests
 
 
 @dataclass(frozen=True)
@@ -86,19 +87,40 @@ class Timeline:
         return len(self.done_s) / float(self.done_s.max() - self.sent_s.min())
 
 
-@dataclass
-class _Request:
-    sent_s: float
-    calls_left: int
-    output_tokens: int
-    prompt_left: float
-    first_s: float = math.nan
-    done_s: float = math.nan
+class _Requests:
+    """What is known of each request, a list a fact: calls to come are added as they are made."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        most = len(traffic.calls_s) * traffic.calls_per_caller
+        self.output_tokens = _lengths(traffic, most)
+        self.sent_s = list(traffic.calls_s)
+        self.calls_left = [traffic.calls_per_caller - 1] * len(self.sent_s)
+        self.first_s = [math.nan] * most
+        self.done_s = [math.nan] * most
+
+    def call_again(self, index: int, now_s: float) -> int:
+        """Return the next request of a caller that was just answered."""
+        self.sent_s.append(now_s)
+        self.calls_left.append(self.calls_left[index] - 1)
+        return len(self.sent_s) - 1
+
+
+def _lengths(traffic: Traffic, count: int) -> list[int]:
+    """Return how many tokens the answer to each request has."""
+    if not traffic.length_spread:
+        return [max(1, traffic.output_tokens)] * count
+    uneven = 2 * np.random.default_rng(traffic.seed).random(count) - 1
+    tokens = np.rint(traffic.output_tokens * (1 + traffic.length_spread * uneven))
+    return [int(length) for length in np.maximum(1, tokens)]
 
 
 @dataclass
 class _Engine:
-    """The state of one replica; ``finishing`` holds (step of the last token, request)."""
+    """The state of one replica.
+
+    ``finishing`` holds the step of a request's last token, times ``SPAN``, plus the request;
+    ``head_left`` is what the first of the queue still has to read.
+    """
 
     batching: Batching
     traffic: Traffic
@@ -108,45 +130,43 @@ class _Engine:
     events: int = 0
     held: int = 0
     context_tokens: float = 0.0
-    requests: list[_Request] = field(default_factory=list)
-    calls: list[tuple[float, int]] = field(default_factory=list)
     waiting: deque[int] = field(default_factory=deque)
-    finishing: list[tuple[int, int]] = field(default_factory=list)
+    called_again: list[int] = field(default_factory=list)
+    finishing: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.random = np.random.default_rng(self.traffic.seed)
-        for at in self.traffic.calls_s:
-            self.call(at, self.traffic.calls_per_caller)
-
-    def call(self, at_s: float, calls_left: int) -> None:
-        """Put a request on its way to the queue."""
-        traffic = self.traffic
-        scale = 1.0
-        if traffic.length_spread:
-            scale += traffic.length_spread * (2 * self.random.random() - 1)
-        length = max(1, round(traffic.output_tokens * scale))
-        heappush(self.calls, (at_s, len(self.requests)))
-        self.requests.append(_Request(at_s, calls_left - 1, length, traffic.prompt_tokens))
+        self.requests = _Requests(self.traffic)
+        self.prompt = self.head_left = self.traffic.prompt_tokens
+        sent = self.requests.sent_s
+        # The next first call is the last of this list.
+        self.calls = sorted(range(len(sent)), key=lambda index: (-sent[index], -index))
 
     def run(self) -> None:
         """Take the next event until nobody calls, waits or decodes."""
-        while self.calls or self.waiting or self.finishing:
+        while self.calls or self.called_again or self.waiting or self.finishing:
             self.events += 1
-            while self.calls and self.calls[0][0] <= self.now_s:
-                self.waiting.append(heappop(self.calls)[1])
+            self.admit()
             if self.can_prefill():
                 self.prefill()
             elif self.finishing:
                 self.decode()
             else:
-                self.now_s = self.calls[0][0]
+                self.now_s = self.requests.sent_s[self.calls[-1]]
+
+    def admit(self) -> None:
+        """Put who has called by now into the queue."""
+        calls, sent = self.calls, self.requests.sent_s
+        while calls and sent[calls[-1]] <= self.now_s:
+            self.waiting.append(calls.pop())
+        if self.called_again:
+            self.waiting.extend(self.called_again)
+            self.called_again = []
 
     def can_prefill(self) -> bool:
         """Return whether the first of the queue may go on or come in."""
         if not self.waiting:
             return False
-        begun = self.requests[self.waiting[0]].prompt_left < self.traffic.prompt_tokens
-        return begun or self.held < self.batching.slots
+        return self.head_left < self.prompt or self.held < self.batching.slots
 
     def prefill(self) -> None:
         """Take one step that reads prompts, beside a token of each decoding request."""
@@ -158,40 +178,47 @@ class _Engine:
         self.now_s += seconds
         if beside:
             self.advance(1)
-        for index in started:
-            self.start(index)
+        self.start(started)
 
     def take_prompts(self, budget: float) -> tuple[float, list[int]]:
         """Return the prompt tokens that this step reads, and which prompts it ends."""
-        taken, started = 0.0, []
-        while self.can_prefill() and budget > DUST_TOKENS:
-            request = self.requests[self.waiting[0]]
-            if request.prompt_left >= self.traffic.prompt_tokens:
-                self.held += 1
-            part = min(request.prompt_left, budget)
-            request.prompt_left -= part
-            taken, budget = taken + part, budget - part
-            if request.prompt_left > DUST_TOKENS:
-                break
-            started.append(self.waiting.popleft())
-        return taken, started
+        waiting, left = self.waiting, budget
+        started: list[int] = []
+        if self.head_left < self.prompt:  # it was begun in a step before
+            part = min(self.head_left, left)
+            left, self.head_left = left - part, self.head_left - part
+            if self.head_left > DUST_TOKENS:
+                return budget - left, started
+            started.append(waiting.popleft())
+        whole = int((left + DUST_TOKENS) / self.prompt)
+        whole = min(whole, len(waiting), self.batching.slots - self.held)
+        started += [waiting.popleft() for _ in range(whole)]
+        self.held += whole
+        self.head_left, left = self.prompt, left - whole * self.prompt
+        if left > DUST_TOKENS and waiting and self.held < self.batching.slots:
+            self.held += 1
+            self.head_left, left = self.prompt - left, 0.0
+        return budget - left, started
 
-    def start(self, index: int) -> None:
-        """Give a request its first token."""
-        request = self.requests[index]
-        request.first_s = self.now_s
-        if request.output_tokens == 1:
-            self.finish(index)
-            return
-        heappush(self.finishing, (self.step + request.output_tokens - 1, index))
-        self.context_tokens += self.traffic.prompt_tokens + 1
+    def start(self, started: list[int]) -> None:
+        """Give requests their first token."""
+        requests, step, now_s = self.requests, self.step - 1, self.now_s
+        for index in started:
+            requests.first_s[index] = now_s
+            length = requests.output_tokens[index]
+            if length == 1:
+                self.finish(index)
+                continue
+            heappush(self.finishing, (step + length) * SPAN + index)
+            self.context_tokens += self.prompt + 1
 
     def decode(self) -> None:
         """Take decode steps until a request ends or the next one calls."""
-        steps = self.finishing[0][0] - self.step
+        steps = self.finishing[0] // SPAN - self.step
         first, growth = self.costs.decode_line(len(self.finishing), self.context_tokens)
         if self.calls:
-            steps = min(steps, steps_until(self.calls[0][0] - self.now_s, first, growth))
+            until_s = self.requests.sent_s[self.calls[-1]] - self.now_s
+            steps = min(steps, steps_until(until_s, first, growth))
         self.now_s += steps * first + growth * steps * (steps - 1) / 2
         self.advance(steps)
 
@@ -199,19 +226,19 @@ class _Engine:
         """Give every decoding request so many tokens, and let go those that are done."""
         self.step += steps
         self.context_tokens += steps * len(self.finishing)
-        while self.finishing and self.finishing[0][0] <= self.step:
-            index = heappop(self.finishing)[1]
-            kept = self.traffic.prompt_tokens + self.requests[index].output_tokens
-            self.context_tokens -= kept
+        end, finishing = (self.step + 1) * SPAN, self.finishing
+        while finishing and finishing[0] < end:
+            index = heappop(finishing) % SPAN
+            self.context_tokens -= self.prompt + self.requests.output_tokens[index]
             self.finish(index)
 
     def finish(self, index: int) -> None:
         """End a request: its place is free, and its caller calls again."""
-        request = self.requests[index]
-        request.done_s = self.now_s
+        requests = self.requests
+        requests.done_s[index] = self.now_s
         self.held -= 1
-        if request.calls_left > 0:
-            self.call(self.now_s, request.calls_left)
+        if requests.calls_left[index] > 0:
+            self.called_again.append(requests.call_again(index, self.now_s))
 
 
 def steps_until(seconds: float, first_s: float, growth_s: float) -> int:
@@ -237,10 +264,11 @@ def simulate(batching: Batching, traffic: Traffic, costs: StepCosts) -> Timeline
     """Return when every request was sent, first answered and done."""
     engine = _Engine(batching, traffic, costs)
     engine.run()
+    found = engine.requests
     return Timeline(
-        sent_s=np.array([one.sent_s for one in engine.requests]),
-        first_s=np.array([one.first_s for one in engine.requests]),
-        done_s=np.array([one.done_s for one in engine.requests]),
-        output_tokens=np.array([float(one.output_tokens) for one in engine.requests]),
+        sent_s=np.array(found.sent_s),
+        first_s=np.array(found.first_s),
+        done_s=np.array(found.done_s),
+        output_tokens=np.array(found.output_tokens, dtype=np.float64),
         events=engine.events,
     )

@@ -1,6 +1,7 @@
 """From a request to an answer: resolve, cost, explain."""
 
 from dataclasses import replace
+from typing import cast
 
 from planner.catalog.engines import calibration_name
 from planner.catalog.quality import (
@@ -11,7 +12,8 @@ from planner.catalog.quality import (
     scheme_quality,
     weight_quality,
 )
-from planner.cost.equation import Ledger
+from planner.cost.columns import Flag
+from planner.cost.equation import Ledger, Unrecorded
 from planner.specs.base import Dtype
 from planner.specs.estimate import Estimate, EstimateRequest, Quality
 from planner.specs.workload import (
@@ -27,8 +29,9 @@ from planner.workload.generate import generate
 from planner.workload.intervals import confidence_of, intervals_of
 from planner.workload.outcome import Outcome
 from planner.workload.resolve import resolve
-from planner.workload.serve import serve
+from planner.workload.serve import max_concurrency, serve
 from planner.workload.setting import Setting
+from planner.workload.training_memory import training_memory
 from planner.workload.training_run import train_run
 from planner.workload.under_load import under_load
 
@@ -36,8 +39,12 @@ GIB = 1024**3
 BILLION = 1e9
 
 
-def estimate_request(request: EstimateRequest, *, explain: bool = True) -> Estimate:
+def estimate_request(
+    request: EstimateRequest, *, explain: bool = True, simulate: bool | None = None
+) -> Estimate:
     """Return what the request costs; without ``explain`` the terms are left out.
+
+    Percentiles come with the explanation, or where they are asked for by ``simulate``.
 
     Raises:
         PlannerError: a name is unknown, or the strategy is impossible or not covered.
@@ -45,7 +52,7 @@ def estimate_request(request: EstimateRequest, *, explain: bool = True) -> Estim
     setting = resolve(request)
     ledger = Ledger()
     outcome = run(setting, ledger)
-    if explain:
+    if explain if simulate is None else simulate:
         outcome = _with_percentiles(setting, outcome, ledger)
     short = _tier_warnings(setting, outcome)
     if short:
@@ -96,6 +103,16 @@ def run(setting: Setting, ledger: Ledger) -> Outcome:
             return train_run(setting, workload, ledger)
         case CompressWorkload():
             return compress(setting, workload, ledger)
+
+
+def fits_of(setting: Setting) -> Flag:
+    """Return whether a setting fits by its memory alone; true where only ``run`` can tell."""
+    workload = setting.workload
+    if isinstance(workload, TrainWorkload) and workload.length_schedule is None:
+        return training_memory(setting, Unrecorded(), workload).fits
+    if isinstance(workload, ServeWorkload) and setting.strategy.disaggregated is None:
+        return cast("Flag", max_concurrency(setting, workload) >= 1)
+    return True
 
 
 def _with_percentiles(setting: Setting, outcome: Outcome, ledger: Ledger) -> Outcome:

@@ -28,9 +28,9 @@ def communication(run: Operation) -> float:
         count=_reduces(setting) * run.work.steps,
     )
     if any_of(_exchanging_ranks(setting) > 1):
-        seconds += _expert_exchange(run, token_bytes)
+        seconds = seconds + _expert_exchange(run, token_bytes)
     if any_of(layout.pipeline > 1):
-        seconds += run.ledger.term(
+        seconds = seconds + run.ledger.term(
             point_to_point_seconds,
             run.line("Pipeline hand-over", "pipeline", "communication"),
             payload_bytes=payload,

@@ -113,10 +113,12 @@ def _per_rank(setting: Setting, sequences: float) -> float:
 
 def _chunks(setting: Setting, tokens: float) -> float:
     """Return in how many steps a rank takes prompts in: within the step's token budget."""
-    if not setting.strategy.chunked_prefill:
-        most = setting.engine.prompt_chunk_tokens
-        return maximum(1.0, ceil(tokens / most)) if most else 1.0
-    return maximum(1.0, ceil(tokens / maximum(1.0, setting.layout.batch_tokens)))
+    layout, most = setting.layout, setting.engine.prompt_chunk_tokens
+    own = maximum(1.0, ceil(tokens / most)) if most else 1.0
+    if not any_of(layout.chunked):
+        return own
+    cut = maximum(1.0, ceil(tokens / maximum(1.0, layout.batch_tokens)))
+    return where(layout.chunked, cut, own)
 
 
 def _prefill(setting: Setting, ledger: Ledger, batch: float, tokens: float) -> PassCost:

@@ -1,6 +1,7 @@
 """What inference holds on each device: weights, KV cache, working set and the runtime itself."""
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 from planner.cost.activations import (
     inference_activation_bytes,
@@ -8,18 +9,17 @@ from planner.cost.activations import (
     rotary_table_bytes,
     score_bytes,
 )
+from planner.cost.columns import any_of, is_column, where
 from planner.cost.dtypes import WIDE, element_bytes
 from planner.cost.equation import Ledger, Unrecorded
 from planner.cost.kv_cache import cache_bytes, layer_tokens
 from planner.cost.memory import MemoryUse, StageMemory, fullest_of
+from planner.cost.stages import Share
 from planner.cost.weight_formats import WeightFormat
 from planner.cost.weights import (
-    alike_stages,
     key_value_share,
     linear_bytes,
     linear_parameters_per_rank,
-    stage_layers,
-    stage_vocabulary,
     weight_bytes,
 )
 from planner.specs.workload import GenerateWorkload
@@ -80,13 +80,11 @@ def inference_memory(setting: Setting, ledger: Ledger, load: Load) -> MemoryUse:
 
     Without a record, stages that hold the same appear once.
     """
-    stages = setting.layout.pipeline
-    alike = alike_stages(setting.model.num_hidden_layers, stages)
-    costed = {stage: _stage(setting, Unrecorded(), load, stage) for stage in set(alike)}
-    drafts = [costed[stage] for stage in (alike if ledger.records else sorted(set(alike)))]
+    shares = setting.shares
+    drafts = _drafts(setting, load, shares, every=ledger.records)
     if ledger.records:
-        fullest = max(range(stages), key=lambda stage: drafts[stage].peak_bytes)
-        drafts[fullest] = _stage(setting, ledger, load, fullest)
+        fullest = max(range(len(shares)), key=lambda stage: drafts[stage].peak_bytes)
+        drafts[fullest] = _stage(setting, ledger, load, shares[fullest])
     return MemoryUse(
         stages=tuple(drafts),
         capacity_bytes=setting.device.memory_bytes,
@@ -96,28 +94,38 @@ def inference_memory(setting: Setting, ledger: Ledger, load: Load) -> MemoryUse:
     )
 
 
+def _drafts(
+    setting: Setting, load: Load, shares: tuple[Share, ...], *, every: bool
+) -> list[StageMemory]:
+    """Return what each stage holds, of stages that hold the same only one unless asked for."""
+    if is_column(setting.layout.pipeline):
+        return [_stage(setting, Unrecorded(), load, share) for share in shares]
+    costed = {share: _stage(setting, Unrecorded(), load, share) for share in dict.fromkeys(shares)}
+    return [costed[share] for share in (shares if every else costed)]
+
+
 def _away(setting: Setting, load: Load, shares: tuple[str, ...]) -> float:
     return away_bytes(
         setting,
         shares,
         lambda stage: stage_weight_bytes(setting, Unrecorded(), stage),
         lambda stage: stage_kv_bytes(setting, Unrecorded(), load, stage),
+        setting.shares,
         load.step_tokens + load.waiting_tokens,
     )
 
 
-def stage_weight_bytes(setting: Setting, ledger: Ledger, stage: int) -> float:
+def stage_weight_bytes(setting: Setting, ledger: Ledger, stage: Share) -> float:
     """Return the bytes of the weights on one device of a pipeline stage."""
     counts, layout, model = setting.counts, setting.layout, setting.model
-    share = stage_layers(model.num_hidden_layers, layout.pipeline)[stage]
-    portion = share / model.num_hidden_layers
+    portion = cast("float", stage.layers / model.num_hidden_layers)
     main, *others = setting.weight_formats
     held = ledger.term(
         weight_bytes,
         setting.line(GROUP, "Weights", key="weights"),
         linear=_stage_linear(setting, ledger, main, portion),
         small=counts.small * portion,
-        vocabulary=stage_vocabulary(model, stage, layout.pipeline),
+        vocabulary=stage.vocabulary,
         tensor_parallel_size=layout.tensor,
         weight_bytes_per_element=setting.weight_element_bytes,
         plain_bytes_per_element=setting.plain_element_bytes,
@@ -159,10 +167,9 @@ def _stage_linear(setting: Setting, ledger: Ledger, stored: WeightFormat, portio
     )
 
 
-def stage_kv_bytes(setting: Setting, ledger: Ledger, load: Load, stage: int) -> float:
+def stage_kv_bytes(setting: Setting, ledger: Ledger, load: Load, stage: Share) -> float:
     """Return the bytes of the KV cache on one device of a pipeline stage."""
     model, layout = setting.model, setting.layout
-    share = stage_layers(model.num_hidden_layers, layout.pipeline)[stage]
     own = load.tokens_per_sequence - load.shared_tokens
     kept = load.sequences * layer_tokens(model, own, paged=load.paged)
     if load.shared_tokens:
@@ -173,11 +180,11 @@ def stage_kv_bytes(setting: Setting, ledger: Ledger, load: Load, stage: int) -> 
         layout.tensor,
         setting.kv_element_bytes,
         (ledger, setting.line(GROUP, "KV cache", key="kv_cache")),
-        share / model.num_hidden_layers,
+        stage.layers / model.num_hidden_layers,
     )
 
 
-def _stage(setting: Setting, ledger: Ledger, load: Load, stage: int) -> StageMemory:
+def _stage(setting: Setting, ledger: Ledger, load: Load, stage: Share) -> StageMemory:
     """Return a stage at its fullest: reading the prompts, or with all caches full at the end."""
     weights = stage_weight_bytes(setting, ledger, stage)
     factor = setting.factor("memory")
@@ -220,7 +227,7 @@ def _overhead(setting: Setting) -> float:
     return measured
 
 
-def _rotary_tables(setting: Setting, ledger: Ledger, stage: int) -> float:
+def _rotary_tables(setting: Setting, ledger: Ledger, stage: Share) -> float:
     """Return the rotary tables of an engine whose layers each keep their own."""
     model = setting.model
     if not setting.engine.rotary_tables_per_layer:
@@ -228,19 +235,19 @@ def _rotary_tables(setting: Setting, ledger: Ledger, stage: int) -> float:
     return ledger.term(
         rotary_table_bytes,
         setting.line(GROUP, "Rotary tables", key="buffers"),
-        num_layers=stage_layers(model.num_hidden_layers, setting.layout.pipeline)[stage],
+        num_layers=stage.layers,
         positions=model.max_position_embeddings,
         head_dim=model.head_dim,
         bytes_per_element=setting.activation_element_bytes,
     )
 
 
-def _prompt_logits(setting: Setting, ledger: Ledger, load: Load, stage: int) -> float:
+def _prompt_logits(setting: Setting, ledger: Ledger, load: Load, stage: Share) -> float:
     """Return the logits of whole prompts, by engines that compute them for every token."""
     model, tensor = setting.model, setting.layout.tensor
-    if not setting.engine.prompt_logits or stage != setting.layout.pipeline - 1:
+    if not setting.engine.prompt_logits or not any_of(stage.is_last):
         return 0.0
-    return ledger.term(
+    logits = ledger.term(
         inference_activation_bytes,
         setting.line(GROUP, "Logits of the whole prompts", key="activations"),
         num_tokens=0.0,
@@ -249,6 +256,7 @@ def _prompt_logits(setting: Setting, ledger: Ledger, load: Load, stage: int) -> 
         sampled_tokens=load.step_tokens,
         vocab_per_rank=model.vocab_size / tensor,
     )
+    return where(stage.is_last, logits, 0.0)
 
 
 def _working_set(setting: Setting, ledger: Ledger, load: Load) -> float:

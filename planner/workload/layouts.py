@@ -8,7 +8,7 @@ from planner.specs.estimate import EstimateRequest
 from planner.specs.model import ModelSpec
 from planner.specs.strategy import Strategy
 from planner.specs.workload import CompressWorkload, TrainWorkload
-from planner.workload.setting import Layout
+from planner.workload.ranks import Layout
 from planner.workload.validity import check, rank_rules, serving_rules
 
 # What splits a layer or a model between ranks.

@@ -66,9 +66,7 @@ class Operation:
 
     def line(self, name: str, part: str, operator_class: OperatorClass, key: str = "") -> Line:
         """Return where a term goes, with the factor that published serving gives its part."""
-        group = self.work.group
-        line = self.setting.line(group, name, operator_class, key)
-        return replace(line, factor=line.factor * self.setting.serving_factor(f"{group}_{part}"))
+        return self.setting.part_line(self.work.group, name, part, operator_class, key)
 
     def matmul(
         self, name: str, key: str, parameters: float, tokens: float, moved_bytes: float

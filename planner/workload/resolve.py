@@ -20,7 +20,8 @@ from planner.specs.strategy import OffloadSpec, Strategy
 from planner.specs.workload import CompressWorkload, TrainWorkload
 from planner.workload.layouts import layout_of
 from planner.workload.named_formats import FORMAT_BY_QUANTIZATION, default_group
-from planner.workload.setting import Layout, Setting
+from planner.workload.ranks import Layout
+from planner.workload.setting import Setting
 from planner.workload.validity import batch_rules, check, training_rules
 
 # What needs requests that come and go.
@@ -224,6 +225,7 @@ def _filled_layout(layout: Layout, strategy: Strategy) -> Layout:
         sequence_parallel=bool(strategy.sequence_parallel),
         shard=strategy.zero_shard_size or 0,
         batch_tokens=strategy.max_batch_tokens or 0,
+        chunked=bool(strategy.chunked_prefill),
     )
 
 

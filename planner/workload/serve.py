@@ -7,7 +7,7 @@ requests of the batch are prefilled in between, which lengthens the gap between 
 from dataclasses import dataclass
 from functools import reduce
 
-from planner.cost.columns import any_of, floor, is_column, maximum, minimum, where
+from planner.cost.columns import any_of, either, floor, is_column, maximum, minimum, negate, where
 from planner.cost.equation import Ledger, Unrecorded
 from planner.cost.queueing import (
     ArrivalHabits,
@@ -18,6 +18,7 @@ from planner.cost.queueing import (
     slot_wait,
     time_to_first_token,
 )
+from planner.cost.root import falling_root
 from planner.specs.estimate import Performance
 from planner.specs.workload import ServeWorkload
 from planner.workload.forward import PassCost
@@ -27,7 +28,6 @@ from planner.workload.setting import Setting
 from planner.workload.speculate import decoding, held_memory, prefilling
 
 GROUP = "serving"
-BISECTIONS = 10
 MAX_SEARCHED_CONCURRENCY = 4096
 
 
@@ -52,7 +52,8 @@ def serve(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
     running = maximum(1.0, minimum(offered, most))
     held = maximum(running, setting.layout.attention_data)  # the busiest rank holds a whole one
     memory = held_memory(setting, ledger, load_of(setting, workload, held))
-    steady = _steady(setting, workload, ledger, running, offered)
+    prompt = _prompt(setting, workload, ledger, running)
+    steady = _steady(setting, workload, ledger, (running, offered), prompt)
     return Outcome(
         memory=memory,
         fits=most >= 1,
@@ -97,7 +98,8 @@ def _offered(setting: Setting, workload: ServeWorkload, most: float) -> float:
     An open loop settles where arrivals times latency equals the requests in flight (Little).
     """
     replicas = setting.layout.data
-    callers = workload.concurrency or workload.burst_requests
+    loop = workload.concurrency
+    callers = workload.burst_requests if loop is None else loop
     if callers is not None:
         return maximum(1.0, callers / replicas)
     if workload.request_rate_per_second is None:
@@ -107,31 +109,56 @@ def _offered(setting: Setting, workload: ServeWorkload, most: float) -> float:
 
 
 def _in_flight(setting: Setting, workload: ServeWorkload, rate: float, most: float) -> float:
-    """Return the requests in flight at which they leave as fast as they arrive, by bisection.
+    """Return the requests in flight at which they leave as fast as they arrive.
 
     Beyond the ``most`` places it is what would have to run at once: more than can.
     """
+    # A prompt costs the same however many decode, unless attention ranks read several at once.
+    alone = not any_of(setting.layout.attention_data > 1)
+    prompt = _prompt(setting, workload, Unrecorded(), 1.0) if alone else None
 
-    def wanted(running: float) -> float:
-        return rate * _steady(setting, workload, Unrecorded(), running, running).latency_s
+    def excess(running: float) -> float:
+        own = prompt or _prompt(setting, workload, Unrecorded(), running)
+        steady = _steady(setting, workload, Unrecorded(), (running, running), own)
+        return rate * steady.latency_s - running
 
-    low, high = 1.0, most
-    for _ in range(BISECTIONS):
-        middle = (low * high) ** 0.5
-        more = wanted(middle) > middle
-        low, high = where(more, middle, low), where(more, high, middle)
-    crowd = wanted(most)
-    return where(crowd >= most, crowd, where(wanted(1.0) <= 1.0, 1.0, high))
+    above, below = excess(1.0), excess(most)
+    idle, crowded = above <= 0, below >= 0
+    crowd = most + below
+    outside = either(idle, crowded)
+    if not any_of(negate(outside)):
+        return where(idle, 1.0, crowd)
+    above, below = where(outside, 1.0, above), where(outside, -1.0, below)
+    settled = falling_root(excess, (1.0, most), (above, below))
+    return where(idle, 1.0, where(crowded, crowd, settled))
 
 
-def _steady(
-    setting: Setting, workload: ServeWorkload, ledger: Ledger, running: float, offered: float
-) -> _Steady:
-    stages = setting.layout.pipeline
+@dataclass(frozen=True)
+class _Prompt:
+    """Reading the prompts of ``lanes`` requests at once, one per attention rank."""
+
+    cost: PassCost
+    lanes: float
+
+
+def _prompt(setting: Setting, workload: ServeWorkload, ledger: Ledger, running: float) -> _Prompt:
     cached = workload.input_tokens * workload.prefix_share_ratio
     # Data-parallel attention ranks read a prompt each at the same time.
     lanes = minimum(running, setting.layout.attention_data)
-    prefill = prefilling(setting, ledger, lanes, workload.input_tokens - cached, cached)
+    own = workload.input_tokens - cached
+    return _Prompt(prefilling(setting, ledger, lanes, own, cached), lanes)
+
+
+def _steady(
+    setting: Setting,
+    workload: ServeWorkload,
+    ledger: Ledger,
+    load: tuple[float, float],
+    prompt: _Prompt,
+) -> _Steady:
+    """Return the steady state of (running, offered) requests."""
+    running, offered = load
+    stages, prefill, lanes = setting.layout.pipeline, prompt.cost, prompt.lanes
     context = workload.input_tokens + workload.output_tokens / 2
     round_ = decoding(setting, ledger, maximum(1.0, running / stages), context)
     decode = round_.per_token
@@ -233,7 +260,8 @@ def _slot_wait(
 def saturation_rate(setting: Setting, workload: ServeWorkload, most: float) -> float:
     """Return the requests per second of all replicas with every place taken, callers apart."""
     full = maximum(1.0, minimum(most, float(MAX_SEARCHED_CONCURRENCY)))
-    steady = _steady(setting, _open_loop(workload), Unrecorded(), full, full)
+    alone, prompt = _open_loop(workload), _prompt(setting, workload, Unrecorded(), full)
+    steady = _steady(setting, alone, Unrecorded(), (full, full), prompt)
     return setting.layout.data * full / steady.life_s
 
 

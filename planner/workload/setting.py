@@ -1,11 +1,11 @@
 """Everything that an estimate depends on, resolved: nothing is left to default after this."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from planner.catalog.engines import Engine, sources
 from planner.catalog.packed import PackedFormat, packed_format
-from planner.cost.columns import maximum, where
+from planner.cost.columns import any_of
 from planner.cost.dtypes import (
     BITS_PER_BYTE,
     SIXTEEN_BIT,
@@ -18,6 +18,7 @@ from planner.cost.equation import Line, Origin
 from planner.cost.parameters import ParameterCounts
 from planner.cost.queueing import ArrivalHabits
 from planner.cost.sparsity import runs_sparse, stored_bits
+from planner.cost.stages import Share, shares_of
 from planner.cost.weight_formats import WeightFormat, formats_of
 from planner.errors import BadRequestError
 from planner.specs.base import Dtype, OperatorClass
@@ -26,6 +27,7 @@ from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.model import ModelSpec, WeightPart
 from planner.specs.strategy import OffloadSpec, Strategy
 from planner.specs.workload import Workload
+from planner.workload.ranks import Layout
 
 MODELLED = Origin()
 ANY_ARCHITECTURE = "any"
@@ -52,61 +54,6 @@ CONSUMER_FALLBACK: dict[Dtype, tuple[Dtype, ...]] = {
 
 # Parts that dense models do not show take the factor of the part that is most like them.
 SHOWN_BY = {"experts": "linear", "further": "issue"}
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How the work is laid out: groups of ranks, micro-batches, what is split over whom.
-
-    Every field but ``pipeline`` may be a column with one value per strategy of a block; the
-    sizes of data, tensor, pipeline, context and attention data multiply to the number of devices
-    in use. Inside a replica ``attention_data`` ranks hold attention whole for requests of their
-    own and share the experts; ``batch_tokens`` limits a serving step.
-    """
-
-    data: int = 1
-    tensor: int = 1
-    pipeline: int = 1
-    expert: int = 1
-    context: int = 1
-    micro_batch: int = 1
-    micro_batches: int = 1
-    chunks: int = 1
-    zero_stage: int = 0
-    sequence_parallel: bool = False
-    attention_data: int = 1
-    batch_tokens: int = 0
-    shard: int = 0
-
-    @property
-    def devices(self) -> int:
-        """Return how many devices the layout takes."""
-        return self.data * self.tensor * self.pipeline * self.context * self.attention_data
-
-    @property
-    def expert_group(self) -> float:
-        """Return the ranks that hold all experts once: by whole experts, the rest by columns."""
-        return maximum(self.tensor * self.attention_data, self.expert)
-
-    @property
-    def state_ranks(self) -> int:
-        """Return the ranks that hold the same weights: they can split the training states."""
-        return self.data * self.context * self.attention_data
-
-    @property
-    def shard_ranks(self) -> float:
-        """Return the ranks that split one copy of the states: all of them unless told."""
-        return where(self.shard > 0, self.shard, self.state_ranks)
-
-    @property
-    def replicas(self) -> float:
-        """Return how many copies of sharded states there are (HSDP); one unless told."""
-        return self.state_ranks / self.shard_ranks
-
-    @property
-    def sequence_ranks(self) -> float:
-        """Return the ranks that split the residual stream between them."""
-        return where(self.sequence_parallel, self.tensor, 1)
 
 
 @dataclass(frozen=True)
@@ -138,6 +85,11 @@ class Setting:
     def activation_dtype(self) -> Dtype:
         """Return the dtype of what flows between layers."""
         return self.strategy.activation_dtype or "bf16"
+
+    @cached_property
+    def shares(self) -> tuple[Share, ...]:
+        """Return what each pipeline stage holds of the model."""
+        return shares_of(self.model, self.layout.pipeline)
 
     @cached_property
     def packed(self) -> PackedFormat | None:
@@ -204,6 +156,8 @@ class Setting:
     @cached_property
     def kv_element_bytes(self) -> float:
         """Return the bytes of one cached key or value element."""
+        if any_of(self.layout.cache_element_bytes > 0):
+            return self.layout.cache_element_bytes
         return element_bytes(self.strategy.kv_cache_dtype or "bf16")
 
     @property
@@ -225,7 +179,7 @@ class Setting:
         """Return the bandwidth of the host's disk."""
         return self.cluster.disk_bandwidth_bytes_per_second or DEFAULT_DISK_BYTES_PER_S
 
-    @property
+    @cached_property
     def offload(self) -> OffloadSpec:
         """Return what lives off the device."""
         return self.strategy.offload or OffloadSpec()
@@ -279,9 +233,28 @@ class Setting:
         self, group: str, name: str, operator_class: OperatorClass | None = None, key: str = ""
     ) -> Line:
         """Return where a term goes, with the host's factor and the origin of its rates."""
-        factor = self.factor(operator_class) if operator_class else 1.0
-        origin = self._origins.get(operator_class, MODELLED)
-        return Line(group, name, key, operator_class, factor, origin)
+        asked = (group, name, operator_class, key)
+        if asked not in self._lines:
+            factor = self.factor(operator_class) if operator_class else 1.0
+            origin = self._origins.get(operator_class, MODELLED)
+            self._lines[asked] = Line(group, name, key, operator_class, factor, origin)
+        return self._lines[asked]
+
+    def part_line(
+        self, group: str, name: str, part: str, operator_class: OperatorClass, key: str = ""
+    ) -> Line:
+        """Return where a part of a pass goes, with the factor that published serving gives it."""
+        asked = (f"{group}_{part}", name, operator_class, key)
+        if asked not in self._lines:
+            line = self.line(group, name, operator_class, key)
+            factor = line.factor * self.serving_factor(f"{group}_{part}")
+            self._lines[asked] = replace(line, factor=factor)
+        return self._lines[asked]
+
+    @cached_property
+    def _lines(self) -> dict[tuple[str, str, OperatorClass | None, str], Line]:
+        """Return the lines asked for so far: an estimate asks for each of them many times."""
+        return {}
 
     @cached_property
     def _origins(self) -> dict[OperatorClass | None, Origin]:

@@ -8,6 +8,7 @@ cache lie beside the target's.
 from dataclasses import dataclass, replace
 
 from planner.catalog.models import get_model
+from planner.cost.columns import any_of
 from planner.cost.equation import Ledger, Unrecorded
 from planner.cost.memory import MemoryUse, StageMemory
 from planner.cost.parameters import count_parameters
@@ -17,7 +18,8 @@ from planner.specs.strategy import SpeculativeSpec
 from planner.workload.forward import PassCost
 from planner.workload.generate import decode_pass, prefill_pass
 from planner.workload.inference_memory import Load, inference_memory
-from planner.workload.setting import Layout, Setting
+from planner.workload.ranks import Layout
+from planner.workload.setting import Setting
 
 GROUP = "speculation"
 VOCABULARY_SLACK = 0.02  # padded vocabularies of one tokenizer differ by less
@@ -96,7 +98,7 @@ def draft_of(setting: Setting, guess: SpeculativeSpec) -> Setting:
             f"has {target.vocab_size}: choose a draft of the target's family",
             field,
         )
-    if setting.layout.pipeline > 1:
+    if any_of(setting.layout.pipeline > 1):
         raise NotCoveredError(
             f"a draft model with pipeline_parallel_size {setting.layout.pipeline} cannot be "
             "costed yet: use tensor_parallel_size instead",
@@ -107,7 +109,12 @@ def draft_of(setting: Setting, guess: SpeculativeSpec) -> Setting:
         update={**plain, "weight_dtype": "bf16", "activation_dtype": "bf16", "speculative": None}
     )
     whole = setting.layout
-    layout = Layout(data=whole.data, tensor=whole.tensor, batch_tokens=whole.batch_tokens)
+    layout = Layout(
+        data=whole.data,
+        tensor=whole.tensor,
+        batch_tokens=whole.batch_tokens,
+        chunked=whole.chunked,
+    )
     return replace(
         setting,
         model=model,

@@ -8,12 +8,18 @@ straight lines in the prompt tokens.
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
 
 from planner.cost.equation import Unrecorded
 from planner.specs.workload import ServeWorkload
+from planner.workload.forward import PassCost
 from planner.workload.generate import decode_pass, prefill_pass
 from planner.workload.setting import Setting
 
+Floats = npt.NDArray[np.float64]
 BATCH_STEP = 4
 PREFILL_TOKENS = (32.0, 128.0, 512.0, 2048.0)
 
@@ -69,35 +75,40 @@ def step_costs(setting: Setting, workload: ServeWorkload, slots: int, budget: fl
     batches = [1.0]
     while batches[-1] < max(slots, 2):
         batches.append(batches[-1] * BATCH_STEP)
-    lines = [_decode_line(setting, workload, batch) for batch in batches]
+    base, each = _decode_lines(setting, workload, np.array(batches))
     return StepCosts(
         prefill_tokens=tokens,
-        prefill_s=[_prefill(setting, size, prompt) / stages for size in tokens],
+        prefill_s=(_prefill(setting, np.array(tokens), prompt) / stages).tolist(),
         batches=batches,
-        decode_base_s=[base for base, _ in lines],
-        decode_context_s=[each for _, each in lines],
+        decode_base_s=base.tolist(),
+        decode_context_s=each.tolist(),
     )
 
 
-def _prefill(setting: Setting, tokens: float, prompt: float) -> float:
+def _prefill(setting: Setting, tokens: Floats, prompt: float) -> Floats:
     """Return the seconds of reading tokens of prompts: part of one, or several."""
-    sequences = max(1.0, tokens / prompt)
-    whole = prefill_pass(setting, Unrecorded(), sequences, prompt).total_s
-    if tokens >= prompt:
-        return whole
-    part = prefill_pass(setting, Unrecorded(), 1.0, tokens).total_s
+    sequences = np.maximum(1.0, tokens / prompt)
+    whole = _seconds(prefill_pass(setting, Unrecorded(), cast("float", sequences), prompt), tokens)
+    parts = tokens[tokens < prompt]
+    cut = prefill_pass(setting, Unrecorded(), cast("float", np.ones(1)), cast("float", parts))
     # A part of a prompt attends to what was read before it: its share of the whole is a floor.
-    return max(part, whole * tokens / prompt)
+    least = whole[: len(parts)] * parts / prompt
+    return np.concatenate([np.maximum(_seconds(cut, parts), least), whole[len(parts) :]])
 
 
-def _decode_line(setting: Setting, workload: ServeWorkload, batch: float) -> tuple[float, float]:
-    """Return base seconds and seconds per cached token of a decode step of one batch size."""
-    stages = setting.layout.pipeline
+def _decode_lines(
+    setting: Setting, workload: ServeWorkload, batches: Floats
+) -> tuple[Floats, Floats]:
+    """Return base seconds and seconds per cached token of a decode step of each batch size."""
     low, high = workload.input_tokens, workload.input_tokens + workload.output_tokens
-    sequences = max(1.0, batch / stages)
+    sequences = cast("float", np.maximum(1.0, batches / setting.layout.pipeline))
     first, last = (
-        decode_pass(setting, Unrecorded(), sequences, float(context)).total_s
+        _seconds(decode_pass(setting, Unrecorded(), sequences, float(context)), batches)
         for context in (low, high)
     )
-    each = (last - first) / (batch * (high - low))
-    return first - each * batch * low, each
+    each = (last - first) / (batches * (high - low))
+    return first - each * batches * low, each
+
+
+def _seconds(cost: PassCost, sizes: Floats) -> Floats:
+    return np.broadcast_to(np.asarray(cost.total_s, dtype=np.float64), sizes.shape)

@@ -26,7 +26,7 @@ from planner.cost.training_states import (
     sharded_state_bytes,
     zero_shards,
 )
-from planner.cost.weights import alike_stages, stage_layers
+from planner.cost.weights import alike_stages
 from planner.specs.workload import TrainWorkload
 from planner.workload.inference_memory import stage_weight_bytes, usable_bytes
 from planner.workload.setting import Setting
@@ -116,7 +116,8 @@ class _Stage:
         self, setting: Setting, ledger: Ledger, workload: TrainWorkload, index: int
     ) -> None:
         self.setting, self.ledger, self.workload, self.index = setting, ledger, workload, index
-        self.layers = stage_layers(setting.model.num_hidden_layers, setting.layout.pipeline)[index]
+        self.share = setting.shares[index]
+        self.layers = int(self.share.layers)
 
     def memory(self) -> StageMemory:
         """Return the stage's bytes by tensor class at its fullest moment."""
@@ -183,7 +184,7 @@ class _Stage:
 
     def weights(self) -> float:
         """Return the stored weights, split over data ranks from ZeRO stage 3 on."""
-        whole = stage_weight_bytes(self.setting, self.ledger, self.index)
+        whole = stage_weight_bytes(self.setting, self.ledger, self.share)
         return self.ledger.term(
             sharded_state_bytes,
             self.setting.line(GROUP, "Weights after sharding", key="sharded_weights"),
@@ -223,7 +224,7 @@ class _Stage:
         if self.workload.method in ADAPTER_METHODS:
             whole = trained_parameters(setting, self.workload)
             return whole * portion / setting.layout.tensor
-        stored = stage_weight_bytes(setting, Unrecorded(), self.index)
+        stored = stage_weight_bytes(setting, Unrecorded(), self.share)
         return stored / setting.weight_element_bytes
 
     def adapters(self) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.cost.columns import Flag, both
 from planner.cost.equation import Ledger, Line, Unrecorded, equation
 from planner.cost.quantity import Quantity
 from planner.specs.estimate import Performance
@@ -27,7 +28,7 @@ from planner.workload.serve import GROUP, arrival_habits, saturation_rate, serve
 from planner.workload.setting import Setting
 from planner.workload.step_costs import step_costs
 
-PERCENTILES = (50, 90, 99)
+PERCENTILES = (50, 90, 95, 99)
 MAX_CALLERS = 1024
 MAX_REQUESTS = 1500
 OPEN_REQUESTS = 300
@@ -37,7 +38,9 @@ IN_STEP_BURST_RATIO = 0.5  # from here on the callers stay in step: one engine s
 LENGTH_SPREAD = 0.03  # forced lengths still differ by a few tokens
 MAX_CALLS_PER_CALLER = 10
 MAX_DOUBLINGS = 20
-BISECTIONS = 10
+PIECES = 32
+ROUNDS = 2
+BELOW_SATURATION = 0.999
 TITLES = {
     "ttft": "Time to first token",
     "tpot": "Time per output token",
@@ -154,12 +157,12 @@ def _percentiles(means: Performance, simulated: Simulated, ledger: Ledger) -> di
         times: Floats = getattr(simulated, f"{name}_s")
         if mean is None or not times.mean() > 0:
             continue
-        for percent in PERCENTILES:
+        for percent, own in zip(PERCENTILES, np.percentile(times, PERCENTILES), strict=True):
             found[f"{name}_p{percent}_seconds"] = ledger.term(
                 percentile_seconds,
                 LINES[name, percent],
                 mean_s=mean,
-                simulated_s=float(np.percentile(times, percent)),
+                simulated_s=float(own),
                 simulated_mean_s=float(times.mean()),
             )
     return found
@@ -177,13 +180,14 @@ def attained_ratio(workload: ServeWorkload, means: Performance, simulated: Simul
     return float(good.mean())
 
 
-def meets_objectives(workload: ServeWorkload, means: Performance) -> bool:
-    """Return whether both means are within the objectives given."""
-    pairs = (
-        (means.ttft_seconds, workload.ttft_slo_seconds),
-        (means.tpot_seconds, workload.tpot_slo_seconds),
-    )
-    return all(limit is None or (value or 0.0) <= limit for value, limit in pairs)
+def meets_objectives(workload: ServeWorkload, means: Performance) -> Flag:
+    """Return whether both means are within the objectives given, of columns row by row."""
+    ttft = _within(means.ttft_seconds, workload.ttft_slo_seconds)
+    return both(ttft, _within(means.tpot_seconds, workload.tpot_slo_seconds))
+
+
+def _within(value: float | None, limit: float | None) -> Flag:
+    return True if value is None or limit is None else value <= limit
 
 
 def _most_within_objectives(
@@ -197,24 +201,36 @@ def _most_within_objectives(
 
 
 def _largest(setting: Setting, workload: ServeWorkload, name: str, limit: float | None) -> float:
-    """Return the largest value of a workload's load that meets the objectives; 0 if none does."""
-    whole = limit is None
+    """Return the largest value of a workload's load that meets the objectives; 0 if none does.
 
-    def good(value: float) -> bool:
+    Loads between a good and a bad one are costed together as a column, round after round; without
+    a limit they are whole numbers of callers.
+    """
+
+    def good(loads: Floats) -> int:
         asked = {"concurrency": None, "burst_requests": None, "request_rate_per_second": None}
-        load = workload.model_copy(update={**asked, name: int(value) if whole else value})
-        return meets_objectives(workload, serve(setting, load, Unrecorded()).performance)
+        load = workload.model_copy(update={**asked, name: loads})
+        found = meets_objectives(workload, serve(setting, load, Unrecorded()).performance)
+        bad = np.flatnonzero(~np.broadcast_to(found, loads.shape))
+        return int(bad[0]) if len(bad) else len(loads)
 
-    low, high = 0.0, 1.0 if limit is None else limit * 0.999
-    for _ in range(MAX_DOUBLINGS if whole else 0):
-        if not good(high):
+    low, high = 0.0, BELOW_SATURATION * (limit or 0.0)
+    loads = _doubled() if limit is None else _between(low, high)
+    for _ in range(ROUNDS if limit else MAX_DOUBLINGS):
+        count = good(loads)
+        low = float(loads[count - 1]) if count else low
+        high = float(loads[count]) if count < len(loads) else max(high, low)
+        loads = _between(low, high) if limit else np.unique(np.floor(_between(low, high)))
+        loads = loads[(loads > low) & (loads < high)]
+        if not len(loads):
             break
-        low, high = high, 2 * high
-    rounds = MAX_DOUBLINGS if whole else BISECTIONS
-    for _ in range(rounds):
-        if whole and high - low <= 1:
-            break
-        middle = (low + high) / 2
-        middle = float(int(middle)) if whole else middle
-        low, high = (middle, high) if good(middle) else (low, middle)
     return low
+
+
+def _doubled() -> Floats:
+    return np.asarray(2.0 ** np.arange(MAX_DOUBLINGS + 1), dtype=np.float64)
+
+
+def _between(low: float, high: float) -> Floats:
+    """Return the loads that cut what lies between two others into equal pieces."""
+    return np.asarray(low + (high - low) / PIECES * np.arange(1, PIECES), dtype=np.float64)

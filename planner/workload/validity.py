@@ -12,7 +12,7 @@ from planner.cost.columns import Flag, both, divides, either, maximum, minimum, 
 from planner.errors import NotPossibleError
 from planner.specs.model import ModelSpec
 from planner.specs.workload import TrainWorkload
-from planner.workload.setting import Layout
+from planner.workload.ranks import Layout
 
 
 @dataclass(frozen=True)

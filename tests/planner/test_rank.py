@@ -14,7 +14,7 @@ from planner.search.rank import (
 )
 from planner.search.rejection import DTYPES, Rejections, family_numbers, family_of
 from planner.specs.strategy import Strategy
-from planner.workload.setting import Layout
+from planner.workload.ranks import Layout
 from tests.planner.asking import CPU, TINY, TRAIN, ask
 
 BASE = ask(engine="vllm")
