@@ -58,7 +58,7 @@ def test_the_length_is_counted_in_bytes_and_not_in_letters():
     text = config_of(LIMIT + 9 * KIB, letter="€")
 
     assert len(text) < LIMIT
-    assert refusal(text).startswith("This is 264 KiB long; ")
+    assert refusal(text).startswith("This is 265 KiB long; ")
 
 
 @pytest.mark.parametrize("number", ["9" * 18, "-" + "9" * 17, "0", "1e308", "-0.5"])
