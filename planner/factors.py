@@ -5,9 +5,9 @@ that the factors were not fitted to: each model of a source is left out in turn.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from planner.catalog.engines import COMMON_SERVING, COMMON_TRAINING
@@ -17,13 +17,15 @@ from planner.evidence import digest, latest, table, usable
 from planner.fitting import MEMORY_FACTORS, Columns, MemoryCase, fit_memory, memory_case
 from planner.generation_peaks import generation_factors
 from planner.held_out import left_out_rows, report, summary
-from planner.left_out import PEAK, STEP, LeftOut, Verdict, current, pooled, spread_of
+from planner.left_out import PEAK, STEP, LeftOut, Verdict, spread_of
 from planner.serving_factors import SEEN, UNSEEN, build_serving_factors
 from planner.specs.base import JsonObject
-from planner.step_fitting import PARTS, StepCase, fit_step, step_case
+from planner.step_fitting import PARTS, StepCase, step_case
+from planner.step_levels import StepFactors
 
 Case = TypeVar("Case", MemoryCase, StepCase)
-VERSION = "factors-1"
+FactorsOf = Callable[[str, str], Columns]
+VERSION = "factors-2"
 MEMORY_INPUTS = ("memory", "memory_fit")
 INPUTS = (*MEMORY_INPUTS, "training", "serving_dense", "inference_other")
 DIGITS = 4
@@ -84,15 +86,12 @@ def step_cases() -> tuple[StepCase, ...]:
     return tuple(found)
 
 
-def step_factors(cases: Sequence[StepCase], prior: Columns) -> dict[str, dict[str, float]]:
-    """Return the factors of one engine by chip architecture, and of all its chips together."""
-    found = {}
-    whole = fit_step(current(cases), prior)
-    found["any"] = named(whole)
-    for architecture in sorted({case.architecture for case in cases}):
-        own = [case for case in cases if case.architecture == architecture]
-        found[architecture] = named(fit_step(current(own), whole))
-    return found
+def step_factors(cases: Sequence[StepCase], factors: FactorsOf) -> dict[str, dict[str, float]]:
+    """Return the factors of an engine on any chip, on each chip family and on each chip."""
+    chips = sorted({(case.architecture, case.device) for case in cases})
+    families = {family: named(factors(family, "")) for family, _ in chips}
+    own = {chip: named(factors(family, chip)) for family, chip in chips}
+    return {"any": named(factors("", "")), **families, **own}
 
 
 def named(factors: Columns) -> dict[str, float]:
@@ -110,19 +109,21 @@ def predictions() -> tuple[tuple[LeftOut, ...], dict[str, list[Verdict]]]:
 def training_engines() -> dict[str, Any]:
     """Return the fields of every engine that describe its training memory and its steps."""
     rows, _ = predictions()
-    prior = pooled(step_cases())
+    steps = step_cases()
+    fitted = StepFactors(steps)
     found: dict[str, Any] = {
         COMMON_TRAINING: {
-            "training_factors": {"any": named(prior)},
+            "training_factors": step_factors(steps, partial(fitted.pooled.factors, "")),
             "step_spreads": {UNSEEN: spreads(rows, STEP, "")[UNSEEN]},
             "memory_spreads": {UNSEEN: spreads(rows, PEAK, "")[UNSEEN]},
         }
     }
     for engine, held in by_engine(memory_cases()).items():
         found[engine] = {**memory_factors(held), "memory_spreads": spreads(rows, PEAK, engine)}
-    for engine, runs in by_engine(step_cases()).items():
+    for engine, runs in by_engine(steps).items():
         fields = found.setdefault(engine, {})
-        fields["training_factors"] = step_factors(runs, prior)
+        fields["training_factors"] = step_factors(steps, partial(fitted.of, engine))
+        fields["trained_on"] = sorted({run.architecture for run in runs})
         fields["step_spreads"] = spreads(rows, STEP, engine)
     return found
 

@@ -9,15 +9,16 @@ import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 
-from planner.evidence import FOLDER, SUPERSEDED
-from planner.fitting import Columns, MemoryCase, fit_memory
+from planner.evidence import FOLDER
+from planner.fitting import MemoryCase, fit_memory
 from planner.serving_factors import SEEN, UNSEEN, fold_of, group_of, held_out, serving_cases
 from planner.specs.estimate import ErrorClass
-from planner.step_fitting import StepCase, fit_step
+from planner.step_fitting import StepCase
+from planner.step_levels import StepFactors
 
 STEP, PEAK = "training step", "training peak"
 TPOT, TTFT = "time per output token", "time to first token"
@@ -66,28 +67,6 @@ def source_of(case: MemoryCase | StepCase) -> str:
     return case.source
 
 
-def pooled(cases: Sequence[StepCase]) -> Columns:
-    """Return the factors that the engines of these runs have in common."""
-    return fit_step([case for case in cases if not case.runs_ahead])
-
-
-def current(cases: Sequence[StepCase]) -> list[StepCase]:
-    """Return the runs of the newest code of an engine, or all where there is none newer."""
-    newest = [case for case in cases if case.source not in SUPERSEDED]
-    return newest or list(cases)
-
-
-def fitted_step(cases: Sequence[StepCase], engine: str, architecture: str) -> Columns:
-    """Return an engine's factors on a chip family: its own runs there, shrunk step by step.
-
-    From the physics to what engines have in common, to the engine, to its chip family.
-    """
-    own = [case for case in cases if case.engine == engine]
-    whole = fit_step(current(own), pooled(cases))
-    here = [case for case in own if case.architecture == architecture]
-    return fit_step(current(here), whole)
-
-
 def left_out_steps(
     cases: Sequence[StepCase], part_of: Callable[[StepCase], str], error_class: ErrorClass
 ) -> list[LeftOut]:
@@ -100,11 +79,11 @@ def left_out_steps(
     for part in sorted({part_of(case) for case in cases}):
         rest = [case for case in cases if part_of(case) != part]
         known = {case.engine for case in rest}
-        factors = cache(partial(fitted_step, rest))
+        factors = StepFactors(rest)
         for case in (case for case in cases if part_of(case) == part):
             if error_class == SEEN and case.engine not in known:
                 continue
-            seconds = case.step_s(factors(case.engine, case.architecture))
+            seconds = factors.step_s(case)
             found.append(_row(STEP, error_class, case, part, case.measured_s, seconds))
     return found
 

@@ -1,14 +1,13 @@
 """Fits the parts of a training step to published runs, engine by engine and chip by chip."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from planner.cost.equation import Ledger
+from planner.cost.equation import Unrecorded
 from planner.evidence import Row, number, training_request
-from planner.fitting import Columns, descend
+from planner.fitting import Columns
 from planner.specs.estimate import EstimateRequest
 from planner.specs.workload import TrainWorkload
 from planner.workload.resolve import resolve
@@ -17,44 +16,79 @@ from planner.workload.train import train
 
 PARTS = (
     "matmul",
+    "matmul_8bit",
+    "matmul_4bit",
+    "experts",
     "attention",
+    "attention_unfused",
     "elementwise",
+    "sorting",
     "operands",
+    "casts",
     "scores",
     "issue",
+    "layer_overhead",
     "tensor_parallel",
     "expert_exchange",
     "pipeline",
     "exchange",
     "hidden",
+    "rounds",
     "update",
 )
+# What issuing operators ahead of the device hides behind.
 WORK = tuple(
-    PARTS.index(part) for part in ("matmul", "attention", "elementwise", "operands", "scores")
+    PARTS.index(part)
+    for part in (
+        "matmul",
+        "matmul_8bit",
+        "matmul_4bit",
+        "experts",
+        "attention",
+        "attention_unfused",
+        "elementwise",
+        "sorting",
+        "operands",
+        "casts",
+        "scores",
+    )
 )
 ISSUE = PARTS.index("issue")
 # No product beats the peak (the prior is 70 % of it) and attention no plain product; elsewhere
 # nearly all of a part may hide behind others.
-FLOORS = {"matmul": 0.7, "attention": 1.0}
-LEAST = 0.05
-# Far above the physics a factor no longer describes its part but something else.
+FLOORS = {
+    "matmul": 0.7,
+    "matmul_8bit": 0.7,
+    "matmul_4bit": 0.7,
+    "experts": 0.7,
+    "attention": 1.0,
+    "attention_unfused": 0.7,
+}
+LEAST = 0.02
+# Far above the physics a factor no longer describes its part but something else. An exchange
+# beside work costs a twentieth of its time: at twenty times that nothing of it is hidden.
 CEILINGS = {
     "matmul": 2.5,
-    "attention": 6.0,
+    "matmul_8bit": 2.5,
+    "matmul_4bit": 2.5,
+    "experts": 5.0,
+    "attention": 8.0,
+    "attention_unfused": 8.0,
     "elementwise": 8.0,
+    "sorting": 8.0,
     "operands": 4.0,
+    "casts": 6.0,
     "scores": 4.0,
-    "issue": 4.0,
+    "issue": 6.0,
+    "layer_overhead": 60.0,
     "tensor_parallel": 4.0,
     "expert_exchange": 6.0,
     "pipeline": 6.0,
-    "exchange": 6.0,
+    "exchange": 12.0,
     "hidden": 20.0,
-    "update": 4.0,
+    "rounds": 40.0,
+    "update": 20.0,
 }
-SCALE = 0.5
-RIDGE = 0.3
-ERROR_WEIGHT = 10.0
 NEGLIGIBLE = 1e-9
 
 
@@ -68,6 +102,7 @@ class StepCase:
     row_id: str
     engine: str
     architecture: str
+    device: str
     source: str
     group: str
     seconds: Columns
@@ -87,7 +122,7 @@ class StepCase:
         return self.step_s(factors) / self.measured_s - 1
 
 
-def with_factors(setting: Setting, factors: dict[str, float]) -> Setting:
+def with_factors(setting: Setting, factors: dict[str, Columns]) -> Setting:
     """Return the setting with an engine that carries just these training factors."""
     own = {setting.device.architecture: factors}
     engine = setting.engine.model_copy(update={"training_factors": own})
@@ -99,65 +134,21 @@ def step_case(row: Row) -> StepCase:
     setting = resolve(EstimateRequest.model_validate(training_request(row)))
     if not isinstance(setting.workload, TrainWorkload):
         raise TypeError("only training rows have steps")
-    seconds = []
-    for part in PARTS:
-        alone = {name: 1.0 if name == part else NEGLIGIBLE for name in PARTS}
-        outcome = train(with_factors(setting, alone), setting.workload, Ledger())
-        seconds.append(outcome.performance.step_seconds or 0.0)
+    columns = np.eye(len(PARTS)) * (1 - NEGLIGIBLE) + NEGLIGIBLE
+    alone = dict(zip(PARTS, columns, strict=True))
+    outcome = train(with_factors(setting, alone), setting.workload, Unrecorded())
+    seconds = np.asarray(outcome.performance.step_seconds)
     return StepCase(
         row_id=row["row_id"],
         engine=row["engine"],
         architecture=setting.device.architecture,
+        device=setting.device.id,
         source=row["source_id"],
         group=f"{row['source_id']}/{row['model']}",
-        seconds=np.array(seconds),
+        seconds=seconds,
         runs_ahead=setting.engine.role == "runner",
         measured_s=number(row, "step_seconds"),
     )
-
-
-@dataclass(frozen=True)
-class StepTable:
-    """Many runs as columns, so that one product predicts them all."""
-
-    seconds: Columns
-    runs_ahead: npt.NDArray[np.bool_]
-    measured_s: Columns
-
-    def steps_s(self, factors: Columns) -> Columns:
-        """Return the seconds of every step under these factors."""
-        parts = self.seconds * factors
-        work = parts[:, list(WORK)].sum(axis=1)
-        hidden = np.where(self.runs_ahead, np.minimum(parts[:, ISSUE], work), 0.0)
-        whole: Columns = parts.sum(axis=1) - hidden
-        return whole
-
-
-def step_table(cases: Iterable[StepCase]) -> StepTable:
-    """Return runs as columns."""
-    kept = tuple(cases)
-    return StepTable(
-        seconds=np.array([case.seconds for case in kept]).reshape(len(kept), len(PARTS)),
-        runs_ahead=np.array([case.runs_ahead for case in kept], dtype=bool),
-        measured_s=np.array([case.measured_s for case in kept]),
-    )
-
-
-def fit_step(cases: Iterable[StepCase], prior: Columns | None = None) -> Columns:
-    """Return the factors of the parts, in the order of ``PARTS``, shrunk towards the prior."""
-    kept = tuple(cases)
-    start = np.ones(len(PARTS)) if prior is None else prior
-    table = step_table(kept)
-
-    def regret(factors: Columns) -> float:
-        wrong = float(np.abs(np.log(table.steps_s(factors) / table.measured_s)).sum())
-        return ERROR_WEIGHT * wrong + RIDGE * float(np.abs(factors - start).sum()) / SCALE
-
-    if not kept:
-        return start
-    floors = np.array([FLOORS.get(part, LEAST) for part in PARTS])
-    ceilings = np.array([CEILINGS.get(part, np.inf) for part in PARTS])
-    return descend(regret, start, np.full(len(PARTS), SCALE), floors, ceilings)
 
 
 def median_error(cases: Sequence[StepCase], factors: Columns) -> float:

@@ -51,6 +51,7 @@ class Engine(Spec):
     master_weights: bool = True
     keeps_gradients: bool = False
     sequence_parallel: bool = False
+    zero_stage: int = 0
     gradient_dtype: Dtype | None = None
     fp8_kv_cache_with_fp8_weights: bool = False
     gathered_logits: bool = False
@@ -73,6 +74,7 @@ class Engine(Spec):
     score_ratio: float = 1.0
     memory_spreads: dict[str, float] = Field(default_factory=dict)
     training_factors: dict[str, dict[str, float]] = Field(default_factory=dict)
+    trained_on: tuple[str, ...] = ()
     step_spreads: dict[str, float] = Field(default_factory=dict)
     serving_factors: dict[str, dict[str, float]] = Field(default_factory=dict)
     arrival_factors: dict[str, dict[str, float]] = Field(default_factory=dict)

@@ -55,6 +55,17 @@ def exposed_seconds(*, links_s: Quantity, window_s: Quantity, tax_ratio: Quantit
     return links_s - hidden + tax_ratio * hidden
 
 
+@equation(
+    "t = t_rounds",
+    unit="s",
+    symbols={"rounds_s": "t_rounds"},
+    source="Thakur et al. 2005: a ring of n ranks passes a bucket on in 2(n-1) steps",
+)
+def rounds_seconds(*, rounds_s: Quantity) -> Quantity:
+    """Return the seconds that passing buckets around rings takes beside their bytes."""
+    return rounds_s
+
+
 def zero_bubble_divisor(passes: float, weight_passes: float) -> float:
     """Return by what ZB-H1 divides the bubble of 1F1B, at equally long passes.
 

@@ -79,6 +79,7 @@ class Strategy(SparseSpec):
     gradient_accumulation_steps: PositiveInt | None = None
     activation_recomputation: NamedRecomputation | None = None
     attention: NamedAttention | None = None
+    attention_kernel: Literal["flash_1", "single_operators"] | None = None
     fused_norms: bool | None = None
     optimizer_dtype: NamedDtype | None = None
     gradient_dtype: NamedDtype | None = None

@@ -36,7 +36,8 @@ from planner.specs.estimate import Performance
 from planner.specs.workload import CompressWorkload
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.outcome import Outcome
-from planner.workload.setting import Rates, Setting, peak_of, rates_of
+from planner.workload.peaks import peak_of
+from planner.workload.setting import Rates, Setting, rates_of
 
 GROUP = "compress"
 # Entropy-coded ternary experts; attention stays as it was. Source: arXiv:2310.16795, section 4.

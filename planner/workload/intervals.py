@@ -99,7 +99,7 @@ def _time_spread(setting: Setting, error_class: ErrorClass) -> float:
     if isinstance(workload, CompressWorkload) and not setting.is_measured:
         return spread_of(RECIPES[workload.method].alike)
     if training and setting.engine.step_spreads:
-        seen = setting.device.architecture in setting.engine.training_factors
+        seen = setting.device.architecture in setting.engine.trained_on
         return _left_out(setting.engine.step_spreads, seen=seen)
     if not training and setting.engine.stream_spread is not None and not setting.is_measured:
         return setting.engine.stream_spread

@@ -44,6 +44,11 @@ class Layout:
         return maximum(self.tensor * self.attention_data, self.expert)
 
     @property
+    def expert_ranks(self) -> float:
+        """Return the ranks that split the experts of a layer in training, or their columns."""
+        return maximum(self.tensor, self.expert)
+
+    @property
     def state_ranks(self) -> int:
         """Return the ranks that hold the same weights: they can split the training states."""
         return self.data * self.context * self.attention_data

@@ -322,7 +322,9 @@ def _training_defaults(
     return {
         "compute_dtype": given.compute_dtype or ("bf16" if weight != "fp32" else "fp32"),
         "activation_dtype": given.activation_dtype or given.compute_dtype or plain,
-        "zero_stage": usual_stage(given) if given.zero_stage is None else given.zero_stage,
+        "zero_stage": (usual_stage(given) or engine.zero_stage)
+        if given.zero_stage is None
+        else given.zero_stage,
         "micro_batch_size": micro,
         "gradient_accumulation_steps": steps,
         "pipeline_schedule": given.pipeline_schedule or ("1f1b" if layout.pipeline > 1 else None),

@@ -20,13 +20,13 @@ from planner.cost.queueing import ArrivalHabits
 from planner.cost.sparsity import runs_sparse, stored_bits
 from planner.cost.stages import Share, shares_of
 from planner.cost.weight_formats import WeightFormat, formats_of
-from planner.errors import BadRequestError
 from planner.specs.base import Dtype, OperatorClass
 from planner.specs.calibration import HostCalibration
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.model import ModelSpec, WeightPart
 from planner.specs.strategy import OffloadSpec, Strategy
 from planner.specs.workload import Workload
+from planner.workload.peaks import peak_of
 from planner.workload.ranks import Layout
 
 MODELLED = Origin()
@@ -39,17 +39,6 @@ DEFAULT_HOST_LINK_BYTES_PER_S = 16e9
 HOST_LINK_EFFICIENCY = 0.82  # FlexLLMGen cost_model.py: 12.9 of the 15.8 GB/s of a T4's link
 DESKTOP_MEMORY_BYTES_PER_S = 80e9  # two channels of DDR5
 SERVER_MEMORY_BYTES_PER_S = 200e9  # eight channels of DDR4
-CONSUMER_FALLBACK: dict[Dtype, tuple[Dtype, ...]] = {
-    "fp32": (),
-    "tf32": ("fp32",),
-    "bf16": ("fp16", "fp32"),
-    "fp16": ("bf16", "fp32"),
-    "fp8": ("bf16", "fp16", "fp32"),
-    "int8": ("bf16", "fp16", "fp32"),
-    "nvfp4": ("fp8", "bf16", "fp16", "fp32"),
-    "mxfp4": ("fp8", "bf16", "fp16", "fp32"),
-    "int4": ("int8", "bf16", "fp16", "fp32"),
-}
 
 
 # Parts that dense models do not show take the factor of the part that is most like them.
@@ -193,9 +182,9 @@ class Setting:
 
     def training_factor(self, part: str) -> float:
         """Return what published training runs multiply a part of the step with."""
-        fitted = self.engine.training_factors
-        family = fitted.get(self.device.architecture) or fitted.get(ANY_ARCHITECTURE, {})
-        return family.get(part, 1.0)
+        fitted, device = self.engine.training_factors, self.device
+        names = (device.id, device.architecture, ANY_ARCHITECTURE)
+        return next((fitted[name] for name in names if name in fitted), {}).get(part, 1.0)
 
     def serving_factor(self, part: str) -> float:
         """Return what published serving sweeps multiply a part of a pass with."""
@@ -280,6 +269,9 @@ class Rates:
 
     peak_flops_per_s: float
     compute_efficiency: float
+    # The same for 16 bits, in which attention and the vocabulary run beside narrower products.
+    wide_peak_flops_per_s: float
+    wide_efficiency: float
     memory_bytes_per_s: float
     weight_efficiency: float
     stream_efficiency: float
@@ -305,43 +297,22 @@ def compute_dtype_of(setting: Setting) -> Dtype:
     return setting.strategy.compute_dtype or setting.activation_dtype
 
 
-def peak_of(device: DeviceSpec, dtype: Dtype) -> tuple[float, Dtype]:
-    """Return the device's dense peak for a dtype, or for the nearest wider one that it has.
-
-    Raises:
-        BadRequestError: the device has no peak at all.
-    """
-
-    def rate(name: Dtype) -> float:
-        return device.peak_flops_per_second.get(name, 0.0)
-
-    for candidate in (dtype, *CONSUMER_FALLBACK.get(dtype, ("bf16", "fp16", "fp32"))):
-        if candidate in device.peak_flops_per_second:
-            wider = max(CONSUMER_FALLBACK.get(candidate, ()) or (candidate,), key=rate)
-            best = max(candidate, wider, key=rate)  # a crippled narrow unit is passed by
-            return rate(best), best
-    if device.peak_flops_per_second:
-        widest = next(iter(device.peak_flops_per_second))
-        return device.peak_flops_per_second[widest], widest
-    raise BadRequestError(
-        f"device {device.id} has no peak_flops_per_second: nobody published one; "
-        "give the device as an object with the rate of at least one dtype",
-        "cluster.device.peak_flops_per_second",
-    )
-
-
 def rates_of(setting: Setting) -> Rates:
     """Return the rates that the setting's operators run at."""
     device, cluster, engine = setting.device, setting.cluster, setting.engine
     peak, used = peak_of(device, compute_dtype_of(setting))
     if engine.sums_in_16_bits and used in SIXTEEN_BIT and device.halves_wide_sums:
         peak *= 2
-    efficiency = engine.matmul_efficiency
-    if used in device.achieved_flops_per_second:
-        efficiency = device.achieved_flops_per_second[used] / peak
+    wide_peak, wide = (peak, used) if used in WIDE else peak_of(device, "bf16")
+    efficiency, wide_efficiency = (
+        device.achieved_flops_per_second[dtype] / rate
+        if dtype in device.achieved_flops_per_second
+        else engine.matmul_efficiency
+        for dtype, rate in ((used, peak), (wide, wide_peak))
+    )
     weight_efficiency, kv_efficiency = engine.weight_read_efficiency, engine.kv_read_efficiency
     if setting.is_measured:
-        efficiency = engine.measured_matmul_efficiency
+        efficiency = wide_efficiency = engine.measured_matmul_efficiency
         weight_efficiency = kv_efficiency = 1.0
     stream_efficiency = weight_efficiency
     if device.kind == "cpu":
@@ -361,6 +332,8 @@ def rates_of(setting: Setting) -> Rates:
     return Rates(
         peak_flops_per_s=peak,
         compute_efficiency=efficiency,
+        wide_peak_flops_per_s=wide_peak,
+        wide_efficiency=wide_efficiency,
         memory_bytes_per_s=device.memory_bandwidth_bytes_per_second,
         weight_efficiency=weight_efficiency,
         stream_efficiency=stream_efficiency,

@@ -1,6 +1,6 @@
 """What a training step sends over the links: within each micro-batch, and once per step."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from planner.cost.columns import any_of, maximum, minimum, where
 from planner.cost.communication import (
@@ -11,7 +11,7 @@ from planner.cost.communication import (
 )
 from planner.cost.dtypes import element_bytes
 from planner.cost.equation import Ledger, Line
-from planner.cost.training_step import exposed_seconds, tax_seconds
+from planner.cost.training_step import exposed_seconds, rounds_seconds, tax_seconds
 from planner.specs.base import OperatorClass
 from planner.workload.operators import link_for
 from planner.workload.setting import Rates, Setting
@@ -22,9 +22,12 @@ REDUCES_PER_BLOCK = 2
 # The share of a data-parallel exchange that the backward pass hides.
 OVERLAP = 0.8
 BACKWARD_SHARE = 2 / 3
-# Gradients leave in buckets: PyTorch's are of 25 MB, Megatron's of 40 million elements and
-# DeepSpeed's of 500 million.
-BUCKET_BYTES = 200e6
+# Gradients leave in buckets: PyTorch's are of 25 MB; shards travel layer by layer.
+BUCKET_BYTES, LAYER_BYTES = 25e6, 200e6
+# What one step of a ring takes beside its bytes, over NVLink and over a network.
+# Source: NCCL 2.x src/graph/tuning.cc, hwLat of rings with the simple protocol.
+HOP_INSIDE_S, HOP_BETWEEN_S = 4e-6, 14e-6
+SHARDED_GRADIENTS = 2  # the ZeRO stage from which on every micro-batch reduces its gradients
 FULL_SHARDING = 3  # the ZeRO stage that also splits the weights
 # Dispatch and combine, once forward and once backward.
 EXPERT_EXCHANGES = 2
@@ -55,26 +58,37 @@ def ring_link(setting: Setting, rates: Rates, span: float, stride: float) -> flo
     return where(span <= per_node, rates.link_bytes_per_s, across)
 
 
+@dataclass(frozen=True)
+class Shards:
+    """What a group of ranks shares in a step: gradients that it sums, weights that it gathers."""
+
+    gradient_bytes: float
+    weight_bytes: float
+
+
 class Exchange:
     """The exchanges of one step on one device, each recorded as it is costed."""
 
     def __init__(self, setting: Setting, rates: Rates, ledger: Ledger, tokens: float) -> None:
         self.setting, self.rates, self.ledger, self.tokens = setting, rates, ledger, tokens
 
-    def micro_batch(self, attention_s: float) -> float:
-        """Cost what one micro-batch sends; the ring hides behind ``attention_s`` of arithmetic."""
+    def micro_batch(self, attention_s: float, recomputed: float) -> float:
+        """Cost what one micro-batch sends; the ring hides behind ``attention_s`` of arithmetic.
+
+        Layers that run forward again send again what their forward pass sends.
+        """
         setting, layout = self.setting, self.setting.layout
         payload = self.tokens * setting.model.hidden_size * setting.activation_element_bytes
-        seconds = self._tensor_parallel(payload)
+        seconds = self._tensor_parallel(payload, REDUCES_PER_BLOCK + recomputed)
         if any_of(layout.expert > 1):
-            seconds = seconds + self._experts(payload)
+            seconds = seconds + self._experts(payload, EXPERT_EXCHANGES + recomputed)
         if any_of(layout.context > 1):
             seconds = seconds + self._ring(attention_s)
         if layout.pipeline > 1:
             seconds = seconds + self._hand_over(payload)
         return seconds
 
-    def _tensor_parallel(self, payload_bytes: float) -> float:
+    def _tensor_parallel(self, payload_bytes: float, passes: float) -> float:
         setting, layout = self.setting, self.setting.layout
         return self.ledger.term(
             all_reduce_seconds,
@@ -83,10 +97,10 @@ class Exchange:
             ranks=layout.tensor,
             link_bytes_per_s=ring_link(setting, self.rates, layout.tensor, 1.0),
             latency_s=self.rates.latency_s,
-            count=REDUCES_PER_BLOCK * setting.model.num_blocks / layout.pipeline,
+            count=passes * setting.model.num_blocks / layout.pipeline,
         )
 
-    def _experts(self, payload_bytes: float) -> float:
+    def _experts(self, payload_bytes: float, passes: float) -> float:
         """Cost sending tokens to their experts and back, forward and backward."""
         setting, layout, model = self.setting, self.setting.layout, self.setting.model
         return self.ledger.term(
@@ -96,7 +110,7 @@ class Exchange:
             ranks=layout.expert,
             link_bytes_per_s=link_for(setting, self.rates, layout.expert),
             latency_s=self.rates.latency_s,
-            count=EXPERT_EXCHANGES * model.num_moe_layers / layout.pipeline,
+            count=passes * model.num_moe_layers / layout.pipeline,
         )
 
     def _ring(self, attention_s: float) -> float:
@@ -133,27 +147,67 @@ class Exchange:
             count=2 * layout.chunks,
         )
 
-    def step(self, gradient_bytes: float, weight_bytes: float, window_s: float) -> float:
+    def step(self, dense: Shards, experts: Shards, window_s: float) -> float:
         """Cost the exchange of gradients and shards that ``window_s`` of work does not hide."""
         layout = self.setting.layout
         # Without replicas of shards the group spans all ranks, stage by stage.
         span = where(layout.shard > 0, layout.tensor * layout.shard_ranks, layout.devices)
-        link = ring_link(self.setting, self.rates, span, layout.tensor * layout.context)
-        links = self._gradients(gradient_bytes, link)
+        stride = layout.tensor * layout.context
+        links = self._shared(dense, layout.shard_ranks, span, stride)
+        rounds = self._rounds(dense, layout.shard_ranks, span)
+        if any_of(experts.weight_bytes > 0):
+            ranks = maximum(1.0, layout.devices / layout.pipeline / layout.expert_ranks)
+            strides = self.setting.layout.expert_ranks
+            links = links + self._shared(experts, ranks, layout.devices, strides)
+            rounds = rounds + self._rounds(experts, ranks, layout.devices)
+        if not any_of(links > 0):
+            return 0.0
+        # Shards that every micro-batch exchanges travel beside its work, layer by layer.
+        beside = layout.zero_stage >= SHARDED_GRADIENTS
+        links = links + where(beside, rounds, 0.0)
+        rounds = where(beside, 0.0, rounds)
+        return self._alone(rounds) + self._sticking_out(links, OVERLAP * BACKWARD_SHARE * window_s)
+
+    def _shared(self, shards: Shards, ranks: float, span: float, stride: float) -> float:
+        """Cost reducing the gradients of a group of ranks and gathering its weights."""
+        layout = self.setting.layout
+        link = ring_link(self.setting, self.rates, span, stride)
+        links = self._gradients(shards.gradient_bytes, ranks, link)
         gathered = layout.zero_stage >= FULL_SHARDING
         if any_of(gathered):
             links = links + self.ledger.term(
                 all_gather_seconds,
                 self.setting.line(GROUP, "Gathering weight shards", "communication"),
-                payload_bytes=weight_bytes,
-                ranks=where(gathered, layout.shard_ranks, 1),
+                payload_bytes=shards.weight_bytes,
+                ranks=where(gathered, ranks, 1),
                 link_bytes_per_s=link,
                 latency_s=self.rates.latency_s,
                 count=GATHERS * layout.micro_batches,
             )
-        if not any_of(links > 0):
-            return 0.0
-        return self._sticking_out(links, OVERLAP * BACKWARD_SHARE * window_s)
+        return links
+
+    def _rounds(self, shards: Shards, ranks: float, span: float) -> float:
+        """Cost the rounds in which rings pass each bucket on, which no work hides.
+
+        Whole gradients are reduced over trees, in few rounds.
+        """
+        layout, per_node = self.setting.layout, self.setting.cluster.devices_per_node
+        nodes = where(span <= per_node, 1.0, minimum(ranks, span / per_node))
+        hops = (
+            2 * (ranks - nodes) * HOP_INSIDE_S + 2 * where(nodes > 1, nodes, 0.0) * HOP_BETWEEN_S
+        )
+        sharded = layout.zero_stage >= SHARDED_GRADIENTS
+        bucket = where(sharded, LAYER_BYTES, BUCKET_BYTES)
+        buckets = maximum(1.0, shards.gradient_bytes / bucket)
+        return where(ranks > 1, hops, 0.0) * where(layout.zero_stage > 0, buckets, 1.0)
+
+    def _alone(self, rounds_s: float) -> float:
+        """Cost the rounds of whole gradients, which wait for the last micro-batch."""
+        return self.ledger.term(
+            rounds_seconds,
+            step_line(self.setting, "Rounds of rings", "rounds", "communication"),
+            rounds_s=rounds_s,
+        )
 
     def _sticking_out(self, links_s: float, window_s: float) -> float:
         """Cost what an exchange adds to the step: what does not fit beside work, and a tax."""
@@ -171,25 +225,16 @@ class Exchange:
             tax_ratio=PROCESSOR_TAX,
         )
 
-    def _hops(self, gradient_bytes: float) -> float:
-        """Return the steps of reducing to shards, bucket by bucket around the ring.
-
-        Whole gradients are reduced over trees, in few steps.
-        """
-        layout = self.setting.layout
-        buckets = maximum(1.0, gradient_bytes / BUCKET_BYTES)
-        return where(layout.zero_stage > 0, buckets * layout.shard_ranks, 1.0)
-
-    def _gradients(self, gradient_bytes: float, link: float) -> float:
+    def _gradients(self, gradient_bytes: float, ranks: float, link: float) -> float:
         """Cost reducing the gradients within a group of shards, then between the replicas."""
         setting, layout = self.setting, self.setting.layout
         seconds = self.ledger.term(
             all_reduce_seconds,
             setting.line(GROUP, "Data-parallel exchange", "communication"),
             payload_bytes=gradient_bytes,
-            ranks=layout.shard_ranks,
+            ranks=ranks,
             link_bytes_per_s=link,
-            latency_s=self.rates.latency_s * self._hops(gradient_bytes),
+            latency_s=self.rates.latency_s,
         )
         if any_of(layout.replicas > 1):
             seconds = seconds + self.ledger.term(

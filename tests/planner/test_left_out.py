@@ -16,7 +16,6 @@ from planner.left_out import (
     STEP,
     LeftOut,
     alike,
-    current,
     is_covered,
     kept_rows,
     left_out_peaks,
@@ -93,12 +92,6 @@ def test_what_was_written_down_is_what_the_fit_says_of_one_engine():
 
     assert rows
     assert all(kept[r.row_id] == r.predicted for r in rows)
-
-
-def test_the_newest_code_speaks_for_an_engine():
-    assert {case.source for case in current(some_steps())} == {"korthikanti2022", *()} | {
-        case.source for case in some_steps() if case.source == "megatron-lm-llama-readme"
-    }
 
 
 def test_a_row_is_off_alike_above_and_below():

@@ -18,7 +18,6 @@ from planner.left_out import (
     left_out_peaks,
     left_out_steps,
     model_of,
-    pooled,
     source_of,
     spread_of,
 )
@@ -26,6 +25,7 @@ from planner.scatter import HEIGHT, WIDTH, picture, share
 from planner.serving_factors import SEEN, UNSEEN, fold_of, group_of, held_out
 from planner.serving_fitting import PASS_PARTS, ServingCase
 from planner.step_fitting import PARTS, StepCase
+from planner.step_levels import pooled
 
 NAMES = list(MEMORY_FACTORS)
 MATMUL, EXCHANGE = PARTS.index("matmul"), PARTS.index("exchange")
@@ -34,7 +34,7 @@ MATMUL, EXCHANGE = PARTS.index("matmul"), PARTS.index("exchange")
 def run_of(name, source, model, matmul, factor=1.4, engine="one", **fields):
     seconds = np.zeros(len(PARTS))
     seconds[MATMUL], seconds[EXCHANGE] = matmul, 0.1
-    told = {"architecture": "hopper", "runs_ahead": False, **fields}
+    told = {"architecture": "hopper", "device": "h100", "runs_ahead": False, **fields}
     return StepCase(
         row_id=name,
         engine=engine,
@@ -110,7 +110,8 @@ def test_an_engine_of_one_source_is_an_unseen_engine_and_no_unseen_model():
 def test_engines_that_run_ahead_are_no_part_of_what_all_have_in_common():
     ahead = [run_of(str(n), "z", "m", n, 2.4, runs_ahead=True) for n in (1.0, 2.0, 3.0)]
 
-    assert list(pooled([*runs(), *ahead])) == list(pooled(runs()))
+    both, alone = (pooled(which).factors("", "hopper") for which in ([*runs(), *ahead], runs()))
+    assert list(both) == list(alone)
 
 
 def peaks():

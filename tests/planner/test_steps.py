@@ -8,11 +8,12 @@ from planner.catalog.reading import data_json
 from planner.cost.training_states import pipeline_in_flight
 from planner.cost.training_step import exposed_seconds, step_seconds
 from planner.evidence import cluster_of, strategy_of, table, training_request, usable
-from planner.factors import named, pooled, step_factors
+from planner.factors import named, step_factors
 from planner.fitting import descend
 from planner.specs.cluster import DeviceSpec
 from planner.specs.estimate import EstimateRequest
-from planner.step_fitting import PARTS, StepCase, fit_step, median_error, step_case
+from planner.step_fitting import PARTS, StepCase, median_error, step_case
+from planner.step_levels import TOGETHER, fit_levels, pooled
 from planner.workload.estimator import estimate_request
 from tests.planner.asking import LLAMA_70B, MIXTRAL, ask
 
@@ -53,7 +54,7 @@ def test_published_steps_are_met_within_a_median_error(source, bound):
 def test_the_linear_form_of_a_step_equals_the_planners_answer():
     for row in rows("llm-foundry")[::25]:
         case = step_case(row)
-        kept = ENGINES["llm_foundry"]["training_factors"][case.architecture]
+        kept = ENGINES["llm_foundry"]["training_factors"][case.device]
         factors = np.array([kept[part] for part in PARTS])
 
         assert case.step_s(factors) == pytest.approx(predicted_s(row), rel=1e-5)
@@ -63,7 +64,11 @@ def case(seconds, measured, *, runs_ahead=False):
     own = np.zeros(len(PARTS))
     for part, value in seconds.items():
         own[PARTS.index(part)] = value
-    return StepCase("r", "e", "ampere", "s", "s/m", own, runs_ahead, measured)
+    return StepCase("r", "e", "ampere", "a100", "s", "s/m", own, runs_ahead, measured)
+
+
+def fit_step(cases):
+    return fit_levels(cases, TOGETHER).factors("e", "ampere", "a100")
 
 
 def test_issuing_operators_hides_behind_work_where_kernels_run_ahead():
@@ -95,7 +100,7 @@ def test_no_fit_lets_a_product_beat_the_peak_or_attention_a_product():
     fast = [case({"matmul": scale, "attention": scale}, scale / 9) for scale in (1.0, 2.0)]
     found = dict(zip(PARTS, fit_step(fast), strict=True))
 
-    assert (found["matmul"], found["attention"]) == (0.7, 1.0)
+    assert (found["matmul"], found["attention"]) == pytest.approx((0.7, 1.0), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -114,14 +119,18 @@ def test_a_descent_stays_above_its_floors():
 def test_runners_do_not_speak_for_training_engines():
     runner = case({"matmul": 1.0}, 9.0, runs_ahead=True)
 
-    assert list(pooled([runner])) == [1.0] * len(PARTS)
+    assert pooled([runner]).effects == {}
 
 
 def test_factors_are_kept_by_chip_and_for_all_chips():
-    found = step_factors([case({"matmul": 1.0}, 1.0)], np.ones(len(PARTS)))
+    def factors(family, chip):
+        return np.full(len(PARTS), 1.0 + bool(family) + bool(chip))
 
-    assert set(found) == {"any", "ampere"}
+    found = step_factors([case({"matmul": 1.0}, 1.0)], factors)
+
+    assert set(found) == {"any", "ampere", "a100"}
     assert found["any"] == named(np.ones(len(PARTS)))
+    assert found["a100"]["matmul"] == 3.0
 
 
 def test_the_median_error_is_of_absolute_values():
@@ -132,6 +141,7 @@ def test_the_median_error_is_of_absolute_values():
 
 def test_an_engine_that_nobody_measured_takes_what_training_engines_share():
     shared = ENGINES[COMMON_TRAINING]["training_factors"]
+    assert get_engine("torchtitan", "gpu").trained_on == ()
 
     assert get_engine("torchtitan", "gpu").training_factors == shared
     assert get_engine("torchtitan", "cpu").training_factors == {}

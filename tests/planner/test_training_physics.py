@@ -4,15 +4,17 @@ import pytest
 
 from planner.catalog.models import get_model
 from planner.cost.activations import operand_width
+from planner.cost.equation import Ledger
 from planner.cost.stages import pace_of
 from planner.cost.training_step import exposed_seconds, tax_seconds
-from planner.evidence import SUPERSEDED, latest, table
-from planner.factors import current, step_cases
+from planner.evidence import RELEASED, latest, table
 from planner.specs.estimate import EstimateRequest
 from planner.workload.resolve import resolve
 from planner.workload.setting import rates_of
+from planner.workload.train import train
 from planner.workload.training_exchange import ring_link
-from tests.planner.asking import LLAMA_8B, LLAMA_70B, TRAIN, ask, document
+from planner.workload.training_kernels import ALL_PASSES, FLASH_1_SLOWDOWN
+from tests.planner.asking import LLAMA_8B, LLAMA_70B, MIXTRAL, TRAIN, ask, document
 
 PRETRAIN = {**TRAIN, "method": "pretrain", "global_batch_size": 64}
 GPT = {
@@ -81,7 +83,10 @@ def test_a_large_vocabulary_slows_a_deep_pipeline_more_than_its_share():
 
 
 def test_narrow_products_move_more_bytes_per_flop():
-    operands, products = "Operands of products", "Forward, backward, recomputation"
+    operands, products = (
+        "Operands of products",
+        "Matrix products: forward, backward, recomputation",
+    )
     share = [
         term(operands, devices=8, strategy=strategy) / term(products, devices=8, strategy=strategy)
         for strategy in ({"tensor_parallel_size": 1}, {"tensor_parallel_size": 8})
@@ -188,9 +193,112 @@ def test_of_several_releases_the_latest_counts():
     ]
 
 
-def test_an_engine_follows_its_newest_code_where_there_is_any():
-    megatron = [case for case in step_cases() if case.engine == "megatron"]
-    old = [case for case in megatron if case.source in SUPERSEDED]
+def test_an_older_release_is_superseded_whatever_its_layout():
+    old, new = "release 25.09 NeMo", "release 26.04.01 NeMo"
+    base = dict.fromkeys((*RELEASED, "row_id", "notes", "tp"), "")
+    rows = [
+        {**base, "row_id": "1", "tp": "2", "notes": old},
+        {**base, "row_id": "2", "tp": "4", "notes": new},
+        {**base, "row_id": "3", "gpu": "another", "notes": old},
+    ]
 
-    assert not SUPERSEDED & {case.source for case in current(megatron)}
-    assert current(old) == old
+    assert [row["row_id"] for row in latest(rows)] == ["2", "3"]
+
+
+def test_attention_and_the_vocabulary_keep_16_bits_where_products_are_narrow():
+    kept = ("Attention", "Products with the vocabulary")
+    wide, narrow = ({"compute_dtype": dtype} for dtype in ("bf16", "fp8"))
+    seconds = [
+        {name: term(f"{name}{ALL_PASSES}", strategy=how, device="h100-sxm-80gb") for name in kept}
+        for how in (wide, narrow)
+    ]
+
+    assert seconds[0] == seconds[1]
+    products = [
+        rates_of(setting_of(8, strategy=how, engine="megatron")).peak_flops_per_s
+        for how in (wide, narrow)
+    ]
+    assert products[1] >= products[0]
+
+
+def test_narrow_products_pay_for_casting_their_operands():
+    name = "Casting to narrow formats"
+    fp8 = {"compute_dtype": "fp8"}
+    whole, split = (
+        term(name, devices=8, strategy={**fp8, "tensor_parallel_size": tensor})
+        for tensor in (1, 2)
+    )
+
+    assert term(name, strategy={"compute_dtype": "bf16"}) == 0.0
+    assert whole > split > whole / 2
+
+
+def test_the_first_flash_attention_is_slower_than_the_second():
+    name = f"Attention{ALL_PASSES}"
+    second, first = (
+        term(name, strategy={"attention_kernel": kernel}) for kernel in (None, "flash_1")
+    )
+
+    assert first == pytest.approx(FLASH_1_SLOWDOWN * second)
+
+
+def test_softmax_in_single_operators_moves_the_scores_more_often():
+    eager = {"attention": "eager"}
+    fused, single = (
+        term("Scores through memory", strategy={**eager, "attention_kernel": kernel})
+        for kernel in (None, "single_operators")
+    )
+
+    assert single == pytest.approx(2 * fused)
+
+
+def test_layers_that_run_again_sum_over_their_ranks_again():
+    name, layout = "Tensor-parallel all-reduces", {"tensor_parallel_size": 8}
+    once, again = (
+        term(name, devices=8, strategy={**layout, "activation_recomputation": how})
+        for how in ("none", "full")
+    )
+
+    assert again == pytest.approx(1.5 * once)
+
+
+def test_adapters_move_bytes_of_their_own_beside_the_products():
+    name = "Norms, activations, residuals, loss"
+    full, adapted = (
+        term(name, workload={**PRETRAIN, "method": method}) for method in ("full", "lora")
+    )
+
+    assert adapted > 1.2 * full
+
+
+def test_sorting_tokens_by_expert_takes_time_and_dense_models_pay_none():
+    name = "Sorting tokens by expert"
+
+    assert term(name) == 0.0
+    assert term(name, model=MIXTRAL) > 0.0
+
+
+def test_experts_on_more_ranks_leave_fewer_gradients_to_each():
+    """Eight ranks with an expert each have no copies: only what all share is summed."""
+    together, apart = (
+        term(
+            "Data-parallel exchange",
+            model=MIXTRAL,
+            devices=8,
+            strategy={"expert_parallel_size": ranks, "zero_stage": 1},
+        )
+        for ranks in (1, 8)
+    )
+
+    assert apart < together / 8
+
+
+def test_rings_over_more_nodes_take_more_rounds():
+    def rounds(nodes, stage):
+        setting = setting_of(8, nodes=nodes, engine="megatron", strategy={"zero_stage": stage})
+        ledger = Ledger()
+        train(setting, setting.workload, ledger)
+        return sum(e.value for e in ledger.entries if e.name == "Rounds of rings")
+
+    assert rounds(8, 1) >= 1.9 * rounds(4, 1) > 0
+    assert rounds(4, 3) == 0.0  # beside the work of every micro-batch

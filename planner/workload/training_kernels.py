@@ -1,0 +1,279 @@
+"""The kernels of one micro-batch of training on one device: products, attention, and the rest."""
+
+from dataclasses import dataclass
+
+from planner.cost.activations import operand_width, score_bytes
+from planner.cost.columns import any_of
+from planner.cost.compute import attention_work, layer_pairs, matmul_flops
+from planner.cost.dtypes import WIDE, element_bytes
+from planner.cost.equation import Ledger
+from planner.cost.quantity import Quantity
+from planner.cost.roofline import compute_seconds, memory_seconds
+from planner.cost.stages import pace_of
+from planner.cost.training_states import lora_widths
+from planner.specs.workload import TrainWorkload
+from planner.workload.forward import elementwise_bytes
+from planner.workload.setting import Rates, Setting, compute_dtype_of
+from planner.workload.training_exchange import GROUP, step_line
+from planner.workload.training_memory import filled_ratio
+from planner.workload.training_methods import ADAPTER_METHODS, adapts_every_matrix
+
+# Forward is one pass over the weights; backward is one for the inputs and one for the weights,
+# of which frozen weights need only the first.
+FULL_PASSES, ADAPTER_PASSES = 3, 2
+# Softmax writes its result and reads it again; written out in single operators, it also masks,
+# widens to fp32 and narrows again.
+SCORE_TRIPS, SINGLE_SCORE_TRIPS = 2, 4
+# FlashAttention-2 trains about 1.7 times as fast as the first version on an A100.
+# Source: Dao 2023, arXiv:2307.08691, figure 4.
+FLASH_1_SLOWDOWN = 1.7
+# A norm in single fp32 operators copies, squares, averages, scales, casts and weighs, with 2 or
+# 4 bytes each way.
+WRITTEN_OUT_NORM_BYTES = 32
+# 16-bit tensor cores load 16 bytes at a time; without them products run at about an eighth.
+# Source: NVIDIA, matrix multiplication background user's guide, "tensor core requirements".
+TENSOR_CORE_ELEMENTS = 8
+MISALIGNED_SLOWDOWN = 8.0
+# A narrow product reads 16 bits, writes its own format and that transposed for the backward pass.
+CAST_BYTES = 4
+# Sorting tokens by expert copies them there and back, and back again for the gradients.
+SORTING_TRIPS = 4
+# An adapter drops out its input, reads it, writes its result and adds it to the product's.
+ADAPTER_BYTES = 8
+ALL_PASSES = ": forward, backward, recomputation"
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Seconds of arithmetic, those at the plain rate, and the FLOP without recomputation."""
+
+    seconds: float
+    window_s: float
+    model_flops: float
+
+
+class Kernels:
+    """The kernels of one micro-batch on one device, forward and backward, each recorded."""
+
+    def __init__(
+        self, setting: Setting, workload: TrainWorkload, ledger: Ledger, rates: Rates
+    ) -> None:
+        self.setting, self.workload, self.ledger, self.rates = setting, workload, ledger, rates
+        layout = setting.layout
+        self.rows = layout.micro_batch * filled_ratio(setting, workload)
+        self.tokens = self.rows * workload.sequence_length / layout.context
+        model, counts = setting.model, setting.counts
+        self.dense = counts.attention + counts.feed_forward
+        linear = self.dense + counts.experts_active
+        self.head = model.vocab_size * model.hidden_size
+        layers = model.num_hidden_layers
+        self.pace = pace_of(layers, layout.pipeline, linear / layers, self.head)
+        self.layer_share = self.pace.layers / layers
+
+    @property
+    def passes(self) -> int:
+        """Return how often the products run per micro-batch, forward and backward."""
+        return ADAPTER_PASSES if self.workload.method in ADAPTER_METHODS else FULL_PASSES
+
+    @property
+    def recomputed(self) -> int:
+        """Return how often the forward pass of the layers runs again."""
+        return 1 if self.setting.strategy.activation_recomputation == "full" else 0
+
+    @property
+    def is_narrow(self) -> bool:
+        """Return whether the products of the layers run in eight bits or fewer."""
+        return compute_dtype_of(self.setting) not in WIDE
+
+    def products(self) -> Arithmetic:
+        """Cost the matrix products: of the layers, of routed experts, with the vocabulary.
+
+        Narrow formats are for the layers: the vocabulary keeps 16 bits.
+        """
+        rates, passes = self.rates, self.passes + self.recomputed
+        experts = self.setting.counts.experts_active * self.layer_share
+        part = "matmul"
+        if self.is_narrow:
+            part = (
+                "matmul_8bit"
+                if element_bytes(compute_dtype_of(self.setting)) >= 1
+                else "matmul_4bit"
+            )
+        head = self.head * self.pace.heads
+        narrow = (rates.peak_flops_per_s, rates.compute_efficiency)
+        wide = (rates.wide_peak_flops_per_s, rates.wide_efficiency)
+        work = [
+            ("Matrix products", part, self.dense * self.layer_share, passes, narrow),
+            ("Products of experts", "experts", experts, passes, narrow),
+            (
+                "Products with the vocabulary",
+                "matmul",
+                head,
+                self.passes,
+                wide,
+            ),
+        ]
+        seconds = window_s = model_flops = 0.0
+        for name, own, weights, count, rate in work:
+            if not any_of(weights != 0):
+                continue
+            flops = self.ledger.term(
+                matmul_flops,
+                self.setting.line(GROUP, f"{name}: forward", key="matmul_flops"),
+                parameters=weights / self.setting.layout.tensor,
+                num_tokens=self.tokens,
+            )
+            seconds = seconds + self._compute(name, own, flops * count, rate)
+            window_s = window_s + flops * count / (rate[0] * rate[1])
+            model_flops = model_flops + flops * self.passes
+        return Arithmetic(seconds, window_s, model_flops)
+
+    def attention_flops(self) -> Arithmetic:
+        """Cost attention, which runs in 16 bits; unfused scores are computed for all pairs."""
+        setting, model, layout = self.setting, self.setting.model, self.setting.layout
+        pairs = self.rows * layer_pairs(model, self.workload.sequence_length)
+        pairs = pairs * self.layer_share / layout.context
+        unfused = setting.strategy.attention == "eager"
+        if unfused and setting.engine.role == "training":
+            pairs = pairs * 2
+        line = setting.line(GROUP, "Attention: forward", key="attention_flops")
+        flops = attention_work(model, pairs, layout.tensor, (self.ledger, line))
+        again = 0 if setting.strategy.activation_recomputation == "none" else 1
+        rate = (self.rates.wide_peak_flops_per_s, self.rates.wide_efficiency)
+        count = self.passes + again
+        part = "attention_unfused" if unfused else "attention"
+        seconds = self._compute("Attention", part, flops * count * self._slowdown, rate)
+        return Arithmetic(seconds, flops * count / (rate[0] * rate[1]), flops * self.passes)
+
+    @property
+    def _slowdown(self) -> float:
+        """Return how much slower attention is than the kernel that the engine takes today.
+
+        Tensor cores cannot load heads of odd sizes, which fused kernels pad.
+        """
+        strategy = self.setting.strategy
+        if strategy.attention_kernel == "flash_1":
+            return FLASH_1_SLOWDOWN
+        aligned = self.setting.model.head_dim % TENSOR_CORE_ELEMENTS == 0
+        return 1.0 if aligned or strategy.attention != "eager" else MISALIGNED_SLOWDOWN
+
+    def _compute(self, name: str, part: str, flops: float, rate: tuple[float, float]) -> float:
+        return self.ledger.term(
+            compute_seconds,
+            step_line(
+                self.setting,
+                f"{name}: forward, backward, recomputation",
+                part,
+                "compute",
+                "compute",
+            ),
+            work_flops=flops,
+            peak_flops_per_s=rate[0],
+            compute_efficiency=rate[1],
+        )
+
+    def _memory(self, name: str, part: str, moved_bytes: Quantity, share: float = 1.0) -> float:
+        return self.ledger.term(
+            memory_seconds,
+            step_line(self.setting, name, part, "memory_bandwidth", part),
+            moved_bytes=moved_bytes,
+            memory_bytes_per_s=self.rates.memory_bytes_per_s,
+            memory_efficiency=self.rates.stream_efficiency * share,
+        )
+
+    def elementwise(self) -> float:
+        """Cost norms, activations, residuals, the loss, adapters and sorting for experts."""
+        setting, layout = self.setting, self.setting.layout
+        passes = FULL_PASSES + self.recomputed
+        moved = elementwise_bytes(setting, self.tokens, layout.sequence_ranks)
+        moved = moved + self._written_out_norms() + self._adapted()
+        layers = (moved * self.layer_share + self._unpacked()) * passes
+        logits = self.tokens * setting.model.vocab_size * self.pace.heads / layout.tensor
+        logits = logits * 2 * element_bytes("fp32") * FULL_PASSES
+        seconds = self._memory(
+            "Norms, activations, residuals, loss",
+            "elementwise",
+            layers + logits,
+            setting.engine.training_elementwise_efficiency,
+        )
+        return seconds + self._sorting()
+
+    def _written_out_norms(self) -> float:
+        """Return the bytes that norms in single fp32 operators move beyond a fused kernel."""
+        setting, model = self.setting, self.setting.model
+        if setting.strategy.fused_norms or setting.engine.role != "training":
+            return 0.0
+        elements = self.tokens * model.hidden_size / setting.layout.sequence_ranks
+        norms = model.norms_per_layer * model.num_hidden_layers
+        return WRITTEN_OUT_NORM_BYTES * norms * elements
+
+    def _adapted(self) -> float:
+        """Return the bytes that adapters beside the products move in one forward pass."""
+        setting, model = self.setting, self.setting.model
+        if self.workload.method not in {"lora", "qlora"}:
+            return 0.0
+        widths = lora_widths(model, every=adapts_every_matrix(setting, self.workload))
+        layers = model.num_hidden_layers
+        return ADAPTER_BYTES * self.tokens * widths * layers / setting.layout.tensor
+
+    def _sorting(self) -> float:
+        """Cost copying each token to its experts' places and back."""
+        model, layout = self.setting.model, self.setting.layout
+        if not model.is_moe:
+            return 0.0
+        each = model.num_experts_per_tok * model.hidden_size * element_bytes("bf16")
+        layers = model.num_moe_layers * self.layer_share
+        copied = 2 * SORTING_TRIPS * self.tokens * each * layers / layout.tensor
+        return self._memory("Sorting tokens by expert", "sorting", copied)
+
+    def operands(self) -> float:
+        """Cost what products read and write beside computing: more, the narrower they are."""
+        setting, model = self.setting, self.setting.model
+        if setting.engine.role != "training":
+            return 0.0
+        tensor, passes = setting.layout.tensor, self.passes + self.recomputed
+        widths = operand_width(model, tensor) * self.pace.layers
+        head = (model.hidden_size + model.vocab_size / tensor) * self.pace.heads
+        held = self.dense * self.layer_share + self.head * self.pace.heads
+        experts = setting.counts.experts * self.layer_share / setting.layout.expert_ranks
+        moved = held / tensor + experts + self.tokens * (widths + head)
+        return self._memory(
+            "Operands of products", "operands", moved * element_bytes("bf16") * passes
+        )
+
+    def casts(self) -> float:
+        """Cost writing the operands of narrow products in their own format, both ways round."""
+        if not self.is_narrow or self.setting.engine.role != "training":
+            return 0.0
+        widths = operand_width(self.setting.model, self.setting.layout.tensor) * self.pace.layers
+        moved = CAST_BYTES * self.tokens * widths * (1 + self.recomputed / 2)
+        return self._memory("Casting to narrow formats", "casts", moved)
+
+    def scores(self) -> float:
+        """Cost the scores and probabilities that unfused attention writes and reads again."""
+        setting = self.setting
+        if setting.strategy.attention != "eager" or setting.engine.role != "training":
+            return 0.0
+        written = score_bytes(
+            num_heads=setting.model.num_attention_heads,
+            tensor_parallel_size=setting.layout.tensor,
+            num_tokens=self.tokens,
+            sequence_length=self.workload.sequence_length,
+            bytes_per_element=setting.activation_element_bytes,
+        )
+        again = 0 if setting.strategy.activation_recomputation == "none" else 1
+        single = setting.strategy.attention_kernel == "single_operators"
+        trips = (SINGLE_SCORE_TRIPS if single else SCORE_TRIPS) * (FULL_PASSES + again)
+        return self._memory("Scores through memory", "scores", trips * written * self.pace.layers)
+
+    def _unpacked(self) -> float:
+        """Return the bytes of reading weights and writing them as the products take them.
+
+        Quantised base weights are unpacked; quantisation-aware training rounds wide ones.
+        """
+        setting = self.setting
+        if setting.weight_dtype in WIDE and setting.strategy.quantization != "qat":
+            return 0.0
+        each = setting.weight_element_bytes + setting.plain_element_bytes
+        layout = setting.layout
+        return setting.counts.layer_linear / (layout.tensor * layout.pipeline) * each
