@@ -9,6 +9,8 @@ import dj_database_url
 import django_stubs_ext
 from csp.constants import NONCE, NONE, SELF
 
+from webapp.core.public_site import public_hosts, public_site
+
 django_stubs_ext.monkeypatch()
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -37,6 +39,7 @@ ALLOWED_HOSTS = [
     "localhost",
     "[::1]",
     *filter(None, os.environ.get("SLIPWAY_ALLOWED_HOSTS", "").split(",")),
+    *public_hosts(os.environ.get("SLIPWAY_PUBLIC_URL", "")),
 ]
 
 INSTALLED_APPS = [
@@ -150,6 +153,7 @@ SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
 SECURE_CONTENT_TYPE_NOSNIFF = True
 X_FRAME_OPTIONS = "DENY"
+globals().update(public_site(os.environ.get("SLIPWAY_PUBLIC_URL", "")))
 # The second style source is the hash of the empty string: Plotly fills empty <style>
 # elements through CSSOM; nothing else is let in.
 CONTENT_SECURITY_POLICY = {

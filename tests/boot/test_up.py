@@ -30,6 +30,17 @@ def test_a_taken_port_gets_a_sentence_with_another_port(taken_port):
     assert f"--port {taken_port + 1}" in problem.value.way_out
 
 
+def test_a_public_address_without_tls_gets_a_sentence():
+    with pytest.raises(Problem) as problem:
+        preflight.check_public_url("http://slipway.example.org")
+
+    assert "SLIPWAY_PUBLIC_URL is 'http://slipway.example.org'" in problem.value.fact
+
+
+def test_no_public_address_is_no_trouble():
+    preflight.check_public_url("")
+
+
 def test_up_says_that_the_port_is_taken_without_a_traceback(taken_port, tmp_path):
     done = subprocess.run(
         [sys.executable, "manage.py", "up", "--port", str(taken_port)],

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from webapp.boot import say
+from webapp.core.public_site import PublicUrlError, public_site
 
 NEEDED_BYTES = 500_000_000  # databases, logs and the first artefacts
 
@@ -46,6 +47,14 @@ def check_port(host: str, port: int, *, running: str | None) -> None:
                 f"Port {port} on {host} cannot be used: {error.strerror or error}.",
                 f"Try `python3 manage.py up --port {port + 1}`, or stop the program that has it.",
             ) from error
+
+
+def check_public_url(url: str) -> None:
+    """Raise a sentence if the site's public address is none."""
+    try:
+        public_site(url)
+    except PublicUrlError as error:
+        raise say.Problem(f"{error}.", "Correct the variable and start again.") from error
 
 
 def make_data_folder(data: Path) -> None:

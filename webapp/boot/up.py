@@ -29,6 +29,7 @@ def main(arguments: list[str]) -> int:
     """Start everything, keep it alive, and return 0 after an orderly stop."""
     options = _parse(arguments)
     data = Path(os.environ.get("SLIPWAY_DATA_DIR") or ROOT / "var").resolve()
+    preflight.check_public_url(os.environ.get("SLIPWAY_PUBLIC_URL", ""))
     preflight.check_port(options.host, options.port, running=preflight.running_elsewhere(data))
     environment.ensure(["up", *arguments], with_tests=False)
     say.line("Starting Slipway")

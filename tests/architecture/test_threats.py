@@ -1,0 +1,57 @@
+"""The threat page names real tests, and what it says about the whole house holds."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "templates" / "docs" / "threats.md").read_text("utf-8")
+ROWS = [line for line in PAGE.splitlines() if line.startswith("| ") and "---" not in line]
+THREATS = [row for row in ROWS if not row.startswith("| Threat |")]
+NAMED = sorted(set(re.findall(r"`(tests/[^`]+\.py::\w+)`", PAGE)))
+# Modules that open connections to addresses which somebody else chose.
+CALLERS = {"httpx", "requests", "aiohttp", "urllib.request", "ftplib", "smtplib"}
+# The benches call the site that they started themselves.
+OWN_SITE = Path("webapp/core/benches")
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_every_named_test_exists(name):
+    file, _, function = name.partition("::")
+    tree = ast.parse((ROOT / file).read_text("utf-8"))
+
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    assert function in {node.name for node in ast.walk(tree) if isinstance(node, functions)}
+
+
+@pytest.mark.parametrize("row", THREATS, ids=lambda row: row.split("|")[1].strip()[:60])
+def test_every_threat_names_a_test_or_says_that_nothing_is_built(row):
+    assert "::" in row or "*not built*" in row
+
+
+def test_the_page_is_not_empty():
+    assert len(THREATS) >= 30
+    assert len(NAMED) >= 40
+
+
+def test_the_web_side_calls_nobody():
+    callers = {
+        str(path.relative_to(ROOT)): sorted(imported_by(path) & CALLERS)
+        for path in (ROOT / "webapp").rglob("*.py")
+        if not path.relative_to(ROOT).is_relative_to(OWN_SITE)
+    }
+
+    assert {path: names for path, names in callers.items() if names} == {}
+
+
+def imported_by(path: Path) -> set[str]:
+    """Return the modules that a file imports by name."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
