@@ -7,7 +7,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from planner.cost.columns import Flag, is_column
+from planner.cost.columns import Flag, any_of, ceil, is_column, maximum, where
 from planner.cost.quantity import Quantity
 from planner.cost.weights import stage_layers, stage_vocabulary
 from planner.specs.model import ModelSpec
@@ -42,8 +42,9 @@ def shares_of(model: ModelSpec, stages: Quantity, split: Sequence[int] = ()) -> 
 
 
 def _fullest_shares(model: ModelSpec, stages: Column) -> tuple[Share, ...]:
-    rows = [_ends(model, int(count)) for count in stages.ravel()]
-    kinds = np.array(rows, dtype=np.float64).reshape((*stages.shape, 3, 2))
+    counts, where_from = np.unique(stages, return_inverse=True)
+    rows = np.array([_ends(model, int(count)) for count in counts], dtype=np.float64)
+    kinds = rows[where_from.reshape(stages.shape)]
     last = (stages == 1, np.zeros(stages.shape, dtype=bool), np.ones(stages.shape, dtype=bool))
     return tuple(Share(kinds[..., at, 0], kinds[..., at, 1], last[at]) for at in range(3))
 
@@ -70,17 +71,29 @@ class Pace:
     even_stages: float
 
 
-def pace_of(num_layers: int, stages: int, layer_parameters: float, head_parameters: float) -> Pace:
+def pace_of(
+    num_layers: int,
+    stages: int,
+    layer_parameters: float,
+    head_parameters: float,
+    chunks: float = 1,
+) -> Pace:
     """Return the busiest of the stages, by the parameters that each token passes through.
+
+    Interleaved ``chunks`` take turns: where they do not share the layers evenly, each one takes
+    as long as the longest.
 
     >>> pace_of(8, 4, 1.0, 2.0)
     Pace(layers=2, heads=1, even_stages=2.5)
     """
     shares = stage_layers(num_layers, stages)
-    most, last = max(shares), shares[-1]
+    most: float = max(shares)
+    if any_of(chunks > 1):
+        most = maximum(most, chunks * ceil(num_layers / (stages * chunks)))
+    last = shares[-1]
     middle = most * layer_parameters if stages > 1 else 0.0
     end = last * layer_parameters + head_parameters
     whole = num_layers * layer_parameters + head_parameters
-    if middle > end:
-        return Pace(most, 0, whole / middle)
-    return Pace(last, 1, whole / end)
+    inner = middle > end
+    busiest = where(inner, middle, end)
+    return Pace(where(inner, most, last), where(inner, 0, 1), whole / busiest)

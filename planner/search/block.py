@@ -1,7 +1,7 @@
 """A block of strategies: what they share is plain, what differs is a grid of numbers."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -87,3 +87,19 @@ class Block:
     def strategy(self, row: int) -> Strategy:
         """Return one strategy of the block."""
         return Strategy.model_validate(self.fields(row))
+
+    @property
+    def compact(self) -> "Block":
+        """Return the block with its strategies in one row: no cell is costed that is none."""
+
+        def row(values: object) -> object:
+            return self.column(values) if isinstance(values, np.ndarray) else values
+
+        layout = self.setting.layout
+        rows = {name: row(value) for name, value in vars(layout).items()}
+        return replace(
+            self,
+            sizes={name: self.column(values) for name, values in self.sizes.items()},
+            setting=replace(self.setting, layout=replace(layout, **cast("JsonObject", rows))),
+            keep=np.ones(len(self.cells), dtype=bool),
+        )

@@ -154,7 +154,7 @@ def scored(
     refused: PlannerError | None = None
     blocks: tuple[Block, ...] = ()
     try:
-        blocks = _blocks(question)
+        blocks = blocks_of(question)
     except (NotPossibleError, NotCoveredError) as error:
         refused = error
     for block in blocks:
@@ -169,7 +169,7 @@ def scored(
     return parts, refused
 
 
-def _blocks(question: Question) -> tuple[Block, ...]:
+def blocks_of(question: Question) -> tuple[Block, ...]:
     """Return the blocks of a question's strategies; a compression job has no choices."""
     match question.request.workload:
         case TrainWorkload() as workload:

@@ -27,6 +27,7 @@ MAX_CONTEXT_RANKS = 16
 MAX_ATTENTION_RANKS = 64
 # Shorter pieces of a prompt leave a ring of context-parallel ranks nothing to compute.
 MIN_CONTEXT_TOKENS = 16_384
+SPARSE = 0.5  # a grid with fewer strategies than this costs more empty cells than it saves
 TOKEN_BUDGETS = (1024, 2048, 4096, 8192, 16_384)
 SIZES = frozenset(
     {
@@ -153,7 +154,7 @@ class ServingSpace:
         )
         if not idle:
             keep = both(keep, layout.devices == available)
-        return Block(
+        block = Block(
             question=question,
             shared=shared,
             sizes=sizes,
@@ -161,6 +162,7 @@ class ServingSpace:
             keep=cast("Flags", np.broadcast_to(keep, shape)),
             caches=caches,
         )
+        return block.compact if block.keep.mean() < SPARSE else block
 
     def _worthwhile(self, layout: Layout) -> Flags:
         """Return which layouts are whole ones, and no other layout by another name."""

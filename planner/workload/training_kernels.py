@@ -67,7 +67,7 @@ class Kernels:
         linear = self.dense + counts.experts_active
         self.head = model.vocab_size * model.hidden_size
         layers = model.num_hidden_layers
-        self.pace = pace_of(layers, layout.pipeline, linear / layers, self.head)
+        self.pace = pace_of(layers, layout.pipeline, linear / layers, self.head, layout.chunks)
         self.layer_share = self.pace.layers / layers
 
     @property

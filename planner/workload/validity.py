@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 
-from planner.cost.columns import Flag, both, divides, either, maximum, minimum, negate
+from planner.cost.columns import Flag, both, divides, either, is_column, maximum, minimum, negate
 from planner.errors import NotPossibleError
 from planner.specs.model import ModelSpec
 from planner.specs.workload import TrainWorkload
@@ -46,7 +46,7 @@ def rank_rules(model: ModelSpec, available: int, layout: Layout) -> Iterator[Rul
     attention = layout.attention_data
     yield Rule(
         layout.devices <= available,
-        "strategy.tensor_parallel_size",
+        f"strategy.{_largest_degree(layout)}_parallel_size",
         lambda: (
             f"{data} data x {tensor} tensor x {pipeline} pipeline ranks"
             f"{f' x {context} context ranks' if context > 1 else ''}"
@@ -65,6 +65,24 @@ def rank_rules(model: ModelSpec, available: int, layout: Layout) -> Iterator[Rul
             f"expert_parallel_size is {layout.expert}, but {model.id} is dense: it has no experts"
         ),
     )
+
+
+def _largest_degree(layout: Layout) -> str:
+    """Return the degree that takes most ranks: what to make smaller when they are too many.
+
+    >>> _largest_degree(Layout(data=16, tensor=2))
+    'data'
+    """
+    degrees = {
+        "tensor": layout.tensor,
+        "pipeline": layout.pipeline,
+        "context": layout.context,
+        "attention_data": layout.attention_data,
+        "data": layout.data,
+    }
+    if is_column(*degrees.values()):
+        return "tensor"  # a mask of columns names no field
+    return max(degrees, key=lambda name: degrees[name])
 
 
 def _division_rules(model: ModelSpec, tensor: int, pipeline: int) -> Iterator[Rule]:
