@@ -10,6 +10,7 @@ from planner.errors import NotCoveredError, NotPossibleError, PlannerError
 from planner.search.block import Block
 from planner.search.constraints import broken, constraints_of
 from planner.search.offer import explained, offered
+from planner.search.offloaded import offloaded
 from planner.search.question import Question, questions
 from planner.search.rank import frontier, order_of
 from planner.search.rejection import MAX_FAMILIES, Rejections, family_of
@@ -157,12 +158,17 @@ def scored(
         blocks = blocks_of(question)
     except (NotPossibleError, NotCoveredError) as error:
         refused = error
+    told: list[tuple[Block, bool]] = []
     for block in blocks:
         try:
-            if not only_fitting or anything_fits(block):
+            fits = not only_fitting or anything_fits(block)
+            if fits:
                 parts.append(score(block))
+                fits = bool(parts[-1].fits.any())
+            told.append((block, fits))
         except (NotPossibleError, NotCoveredError) as error:
             refused = error
+    parts += score_exactly(question, offloaded(question, told))[0]
     if not parts and not (only_fitting and blocks):
         # A pinned layout that the space does not contain is costed, or refused, as it is.
         parts, refused = score_exactly(question, _listed(question))

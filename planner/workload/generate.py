@@ -94,13 +94,13 @@ def decode_pass(
 def micro_batches(setting: Setting, batch: float) -> float:
     """Return how many micro-batches a generated batch is split into: one, unless it is told."""
     micro = setting.strategy.micro_batch_size
-    return ceil(batch / micro) if micro else 1.0
+    return 1.0 if micro is None else ceil(batch / micro)
 
 
 def _blocks(setting: Setting, sequences: float) -> float:
     """Return how many micro-batches of this size one load of streamed weights serves."""
     workload = setting.workload
-    if not isinstance(workload, GenerateWorkload) or not setting.strategy.micro_batch_size:
+    if not isinstance(workload, GenerateWorkload) or setting.strategy.micro_batch_size is None:
         return 1.0
     return ceil(workload.batch_size / setting.layout.data / sequences - ROUNDING)
 

@@ -144,13 +144,13 @@ def test_a_programme_without_room_says_so():
     setting = resolve(question())
     nothing = limits_of(setting, 1.0)
 
-    assert solve(programme_of(setting), nothing, 31.0) is None
+    assert solve(programme_of(setting, [32]), nothing, 31.0) == [None]
 
 
 def test_a_batch_that_does_not_fit_is_told_where_it_would():
     answer = search(
         model="facebook/opt-66b",
-        cluster=T4_HOST,
+        cluster={"device": "t4"},
         workload={**WORK, "batch_size": 4},
         engine="torch",
     )
