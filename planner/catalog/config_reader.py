@@ -1,5 +1,6 @@
 """One ``config.json`` behind the common names, whatever its family calls them."""
 
+import math
 from typing import Any
 
 from planner.errors import BadConfigError
@@ -39,6 +40,9 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "index_block_size": ("sparse_block_size",),
     "attention_output_bias": ("attention_out_bias",),
 }
+# Beyond these a number is a slip of the pen, and its model nothing that could be built.
+LARGEST = 10**9
+LARGEST_OF = {"num_hidden_layers": 10_000, "num_experts": 1_000_000}
 
 
 def _same_everywhere(value: Any) -> Any:  # noqa: ANN401 - a JSON value may be of any type
@@ -47,34 +51,31 @@ def _same_everywhere(value: Any) -> Any:  # noqa: ANN401 - a JSON value may be o
     return value[0] if is_list and all(entry == value[0] for entry in value) else value
 
 
-class ConfigReader:
-    """A config with the family's own spelling of the common names."""
+class Fields:
+    """The fields of one object of a config, each refused by its whole name when it is wrong."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        text = config.get("text_config")
-        self.outer = config
-        self.config: dict[str, Any] = {**config, **(text if isinstance(text, dict) else {})}
+    def __init__(self, config: dict[str, Any], *, path: str = "model", title: str = "it") -> None:
+        self.config = config
+        self.path = path
+        self.title = title
         self.names: dict[str, str] = {}
-        self.model_type = self._model_type()
 
-    def _model_type(self) -> str:
-        model_type = self.config.get("model_type")
-        if not isinstance(model_type, str):
-            raise BadConfigError(
-                "config.json has no model_type: give the file as Hugging Face writes it, "
-                "or the explicit fields of a ModelSpec",
-                "model.model_type",
-            )
-        return model_type
+    def _spellings(self, name: str) -> tuple[str, ...]:
+        return (self.names.get(name, name), name, *SPELLINGS.get(name, ()))
 
     def spelling(self, name: str) -> str:
-        """Return what the family calls a field, for messages."""
-        return self.names.get(name, name)
+        """Return what the config calls a field; where it has none, what the family does."""
+        found = (key for key in self._spellings(name) if key in self.config)
+        return next(found, self.names.get(name, name))
+
+    def refusal(self, name: str, value: object, must: str) -> BadConfigError:
+        """Return what to say of a field with a wrong value."""
+        own = self.spelling(name)
+        return BadConfigError(f"{own} is {value!r}: it must be {must}", f"{self.path}.{own}")
 
     def get(self, name: str) -> Any:  # noqa: ANN401 - a JSON value may be of any type
         """Return a field by its common name, or nothing when the config leaves it out."""
-        spellings = (self.spelling(name), name, *SPELLINGS.get(name, ()))
-        return next((self.config[key] for key in spellings if key in self.config), None)
+        return self.config.get(self.spelling(name))
 
     def has(self, name: str) -> bool:
         """Return whether the config gives a field any value but null, zero or empty."""
@@ -89,21 +90,122 @@ class ConfigReader:
         value = _same_everywhere(self.get(name))
         if value is None:
             value = default
-        own = self.spelling(name)
         if value is None:
-            raise BadConfigError(
-                f"config.json of model_type {self.model_type} lacks {own}", f"model.{own}"
-            )
+            own = self.spelling(name)
+            raise BadConfigError(f"{self.title} lacks {own}", f"{self.path}.{own}")
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise BadConfigError(
-                f"{own} is {value!r}: it must be a whole number of at least 0", f"model.{own}"
-            )
+            raise self.refusal(name, value, "a whole number of at least 0")
+        largest = LARGEST_OF.get(name, LARGEST)
+        if value > largest:
+            raise self.refusal(name, value, f"at most {largest:,}")
         return value
 
-    def flag(self, name: str, *, default: bool) -> bool:
-        """Return a boolean, or the family's default when the config leaves it out."""
+    def positive(self, name: str, default: int | None = None) -> int:
+        """Return a whole number of at least 1, or the default where the config leaves it out.
+
+        Raises:
+            BadConfigError: it is missing or out of range.
+        """
+        value = self.integer(name, default)
+        if value == 0:
+            raise self.refusal(name, value, "at least 1")
+        return value
+
+    def optional(self, name: str) -> int | None:
+        """Return a whole number, or nothing where the config leaves it out or says 0 or false."""
+        return None if self.get(name) is False else self.integer(name, 0) or None
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Return a number of at least 0, or the default where the config leaves it out.
+
+        Raises:
+            BadConfigError: it is missing or no such number.
+        """
         value = self.get(name)
-        return default if value is None else bool(value)
+        if isinstance(value, float) and math.isfinite(value) and 0 <= value <= LARGEST:
+            return value
+        whole = None if default is None else int(default)
+        return default if default is not None and value is None else self.integer(name, whole)
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """Return a boolean, or the family's default when the config leaves it out.
+
+        Raises:
+            BadConfigError: it is no boolean: a text would read as true, whatever it says.
+        """
+        value = self.get(name)
+        if value is None:
+            return default
+        if value not in (True, False):
+            raise self.refusal(name, value, "true or false")
+        return bool(value)
+
+    def inside(self, name: str) -> "Fields":
+        """Return the fields of an object in a field; none where the config leaves it out.
+
+        Raises:
+            BadConfigError: it is no object.
+        """
+        value = self.get(name)
+        if value is not None and not isinstance(value, dict):
+            raise self.refusal(name, value, "an object")
+        own = f"{self.path}.{self.spelling(name)}"
+        return Fields(value or {}, path=own, title=self.spelling(name))
+
+    def each(self, name: str) -> tuple["Fields", ...]:
+        """Return the fields of each object in a list.
+
+        Raises:
+            BadConfigError: it is no list of objects.
+        """
+        value, own = self.get(name), self.spelling(name)
+        listed = [] if value is None else value
+        if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+            raise self.refusal(name, value, "a list of objects")
+        return tuple(
+            Fields(one, path=f"{self.path}.{own}", title=f"{own}[{place}]")
+            for place, one in enumerate(listed)
+        )
+
+    def items(self, name: str) -> list[Any]:
+        """Return a list as it is; empty where the config leaves it out.
+
+        Raises:
+            BadConfigError: it is no list.
+        """
+        value = self.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list | tuple):
+            raise self.refusal(name, value, "a list")
+        return list(value)
+
+
+class ConfigReader(Fields):
+    """A config with the family's own spelling of the common names."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        if not isinstance(config, dict):
+            raise BadConfigError(
+                f"config.json is {type(config).__name__} {config!r:.60}: it must be an object, as "
+                "Hugging Face writes it",
+                "model",
+            )
+        text = config.get("text_config")
+        super().__init__({**config, **(text if isinstance(text, dict) else {})})
+        self.outer = config
+        self.model_type = self._model_type()
+        self.title = f"config.json of model_type {self.model_type}"
+
+    def _model_type(self) -> str:
+        model_type = self.config.get("model_type")
+        if not isinstance(model_type, str):
+            raise BadConfigError(
+                "config.json has no model_type: give the file as Hugging Face writes it, "
+                "or the explicit fields of a ModelSpec",
+                "model.model_type",
+            )
+        return model_type
 
     def listed(self, name: str) -> tuple[Any, ...]:
         """Return a list with one entry a layer, cut to the model's layers; empty when absent.

@@ -16,9 +16,9 @@ def read_experts(reader: ConfigReader, family: Family) -> dict[str, Any]:
         return {}
     for name in REQUIRED:
         reader.integer(name)
-    width = reader.integer("moe_intermediate_size", reader.get("intermediate_size"))
+    width = reader.integer("moe_intermediate_size", reader.integer("intermediate_size", 0) or None)
     shared = reader.integer("num_shared_experts", family.shared_experts)
-    if reader.get("shared_expert_intermediate_size") == 0:
+    if reader.integer("shared_expert_intermediate_size", width) == 0:
         shared = 0
     return {
         "num_experts": reader.integer("num_experts"),
@@ -35,7 +35,7 @@ def read_experts(reader: ConfigReader, family: Family) -> dict[str, Any]:
 
 
 def _shared_width(reader: ConfigReader, shared: int) -> int:
-    return int(reader.get("shared_expert_intermediate_size") or 0) if shared else 0
+    return reader.integer("shared_expert_intermediate_size", 0) if shared else 0
 
 
 def dense_layers(reader: ConfigReader) -> int:
@@ -50,30 +50,35 @@ def dense_layers(reader: ConfigReader) -> int:
     flags = reader.listed("moe_layer_freq")
     if flags:
         return sum(not flag for flag in flags)
-    return sum(not _is_sparse(reader, layer) for layer in range(layers))
+    return sum(not sparse for sparse in _sparse_layers(reader, layers))
 
 
-def _ernie(reader: ConfigReader, layer: int) -> bool:
-    """Return whether a layer has experts by a first, a last and an interval."""
-    config = reader.config
-    last = int(config.get("moe_layer_end_index") or -1)
-    end = last if last >= 0 else reader.integer("num_hidden_layers") - 1
-    inside = int(config["moe_layer_start_index"]) <= layer <= end
-    return inside and (layer + 1) % int(config.get("moe_layer_interval") or 1) == 0
+def _sparse_layers(reader: ConfigReader, layers: int) -> list[bool]:
+    """Return whether each layer has experts by the rule that the config gives for all layers."""
+    every = range(layers)
+    if reader.get("moe_layer_start_index") is not None:
+        return _between(reader, layers)
+    named = reader.items("moe_layers")
+    if named:
+        return [layer in named for layer in every]
+    step = reader.optional("interleave_moe_layer_step")
+    if step:
+        return [(layer + 1) % step == 0 for layer in every]
+    dense = reader.items("mlp_only_layers")
+    first = reader.optional("first_k_dense_replace") or reader.integer("num_dense_layers", 0)
+    freq, sparse = reader.optional("moe_layer_freq") or 1, reader.optional("decoder_sparse_step")
+    return [
+        layer not in dense
+        and layer >= first
+        and layer % freq == 0
+        and (layer + 1) % (sparse or 1) == 0
+        for layer in every
+    ]
 
 
-def _is_sparse(reader: ConfigReader, layer: int) -> bool:
-    """Return whether a layer has experts by the rule that the config gives for all layers."""
-    config = reader.config
-    if config.get("moe_layer_start_index") is not None:
-        return _ernie(reader, layer)
-    if config.get("moe_layers"):
-        return layer in config["moe_layers"]
-    if config.get("interleave_moe_layer_step"):
-        return bool((layer + 1) % int(config["interleave_moe_layer_step"]) == 0)
-    if layer in (config.get("mlp_only_layers") or ()):
-        return False
-    first = int(config.get("first_k_dense_replace") or config.get("num_dense_layers") or 0)
-    if layer < first or layer % int(config.get("moe_layer_freq") or 1):
-        return False
-    return bool((layer + 1) % int(config.get("decoder_sparse_step") or 1) == 0)
+def _between(reader: ConfigReader, layers: int) -> list[bool]:
+    """Return whether each layer has experts by a first, a last and an interval."""
+    start, step = reader.integer("moe_layer_start_index"), reader.optional("moe_layer_interval")
+    told = reader.get("moe_layer_end_index")
+    end = layers - 1 if told in (None, 0, -1) else reader.integer("moe_layer_end_index")
+    return [start <= layer <= end and (layer + 1) % (step or 1) == 0 for layer in range(layers)]

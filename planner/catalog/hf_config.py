@@ -69,7 +69,7 @@ def model_from_config(config: dict[str, Any], model_id: str = "custom") -> Model
     told = {name: value for name, value in reader.config.items() if name not in family.ignores}
     reader.config = {**family.defaults, **told}
     if reader.get("num_hidden_layers") is None and reader.has("layers_block_type"):
-        reader.config["num_hidden_layers"] = len(reader.get("layers_block_type"))
+        reader.config["num_hidden_layers"] = len(reader.items("layers_block_type"))
     missing = [reader.spelling(name) for name in REQUIRED if reader.get(name) is None]
     if missing:
         raise BadConfigError(
@@ -77,7 +77,7 @@ def model_from_config(config: dict[str, Any], model_id: str = "custom") -> Model
             f"model.{missing[0]}",
         )
     for name in REQUIRED:
-        _at_least_one(reader, name)
+        reader.positive(name)
     try:
         fields = {
             **_shape(reader, family),
@@ -89,11 +89,18 @@ def model_from_config(config: dict[str, Any], model_id: str = "custom") -> Model
         }
         return ModelSpec(id=model_id, model_type=reader.model_type, **fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        raise BadConfigError(
-            f"{name} is {first['input']!r}: {first['msg'].lower()}", f"model.{name}"
-        ) from error
+        raise _refusal(reader, error) from error
+
+
+def _refusal(reader: ConfigReader, error: ValidationError) -> BadConfigError:
+    """Return what to say of the first thing that is wrong, by the config's own names."""
+    first = error.errors(include_url=False)[0]
+    message = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "value_error":
+        name = reader.spelling(message.partition(" ")[0])
+        return BadConfigError(message, f"model.{name}")
+    name = ".".join([reader.spelling(str(part)) for part in first["loc"]])
+    return BadConfigError(f"{name} is {first['input']!r}: {message.lower()}", f"model.{name}")
 
 
 def _note(reader: ConfigReader, family: Family) -> str | None:
@@ -108,15 +115,11 @@ def _note(reader: ConfigReader, family: Family) -> str | None:
     )
 
 
-def _at_least_one(reader: ConfigReader, name: str) -> None:
-    if reader.integer(name) == 0:
-        own = reader.spelling(name)
-        raise BadConfigError(f"{own} is 0: it must be at least 1", f"model.{own}")
-
-
 def _shape(reader: ConfigReader, family: Family) -> dict[str, Any]:
     hidden, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
     gate_and_up = 2 if family.fused_gate_width else 1
+    if heads > hidden and not (reader.has("head_dim") or reader.has("kv_lora_rank")):
+        raise reader.refusal("num_attention_heads", heads, f"at most hidden_size, {hidden}")
     groups = read_layer_groups(reader, family)
     return {
         "hidden_size": hidden,
@@ -126,7 +129,7 @@ def _shape(reader: ConfigReader, family: Family) -> dict[str, Any]:
         "num_key_value_heads": _key_value_heads(reader, heads),
         "head_dim": _head_dim(reader, hidden // heads),
         "vocab_size": reader.integer("vocab_size"),
-        "max_position_embeddings": reader.integer("max_position_embeddings", DEFAULT_CONTEXT),
+        "max_position_embeddings": reader.positive("max_position_embeddings", DEFAULT_CONTEXT),
         "attention_layers": groups,
         "num_layers_without_feed_forward": _layers_without_feed_forward(reader),
     }
@@ -136,7 +139,7 @@ def _intermediate_size(reader: ConfigReader, family: Family) -> int:
     hidden, multiple = reader.integer("hidden_size"), family.default_ffn_multiple
     default = hidden * multiple if multiple else None
     if reader.model_type == "mpt":
-        default = int(hidden * float(reader.config.get("expansion_ratio", 4)))
+        default = int(hidden * reader.number("expansion_ratio", 4))
     return reader.integer("intermediate_size", 0 if family.sparse and not default else default)
 
 
@@ -144,7 +147,7 @@ def _head_dim(reader: ConfigReader, default: int) -> int:
     """Return the width of a query; with latent attention that of both its parts."""
     if reader.has("kv_lora_rank"):
         return reader.integer("qk_nope_head_dim") + reader.integer("qk_rope_head_dim")
-    return reader.integer("head_dim", default)
+    return reader.positive("head_dim", default)
 
 
 def _layers_without_feed_forward(reader: ConfigReader) -> int:
@@ -156,10 +159,10 @@ def _layers_without_feed_forward(reader: ConfigReader) -> int:
 
 def _key_value_heads(reader: ConfigReader, heads: int) -> int:
     if reader.model_type != "falcon":
-        return reader.integer("num_key_value_heads", heads)
-    if reader.config.get("new_decoder_architecture"):
-        return reader.integer("num_key_value_heads", heads)
-    return 1 if reader.config.get("multi_query", True) else heads
+        return reader.positive("num_key_value_heads", heads)
+    if reader.flag("new_decoder_architecture", default=False):
+        return reader.positive("num_key_value_heads", heads)
+    return 1 if reader.flag("multi_query", default=True) else heads
 
 
 def _has_qk_norm(reader: ConfigReader, family: Family) -> bool:
@@ -170,12 +173,14 @@ def _has_qk_norm(reader: ConfigReader, family: Family) -> bool:
 def _structure(reader: ConfigReader, family: Family) -> dict[str, Any]:
     bias = reader.flag("attention_bias", default=family.attention_bias)
     norms = family.norms_per_layer
-    if reader.model_type == "falcon" and not reader.config.get("new_decoder_architecture"):
-        norms = 1 if reader.config.get("parallel_attn", True) else 2
+    if reader.model_type == "falcon" and not reader.flag(
+        "new_decoder_architecture", default=False
+    ):
+        norms = 1 if reader.flag("parallel_attn", default=True) else 2
     if reader.model_type == "stablelm" and reader.flag("use_parallel_residual", default=False):
         norms = 1
     offset = family.learned_positions_offset
-    context = reader.integer("max_position_embeddings", DEFAULT_CONTEXT)
+    context = reader.positive("max_position_embeddings", DEFAULT_CONTEXT)
     return {
         "tie_word_embeddings": reader.flag("tie_word_embeddings", default=family.tied_by_default),
         "gated_mlp": family.gated_mlp,

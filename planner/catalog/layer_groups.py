@@ -38,6 +38,9 @@ KINDS = {
     "mlp": "none",
     "moe": "none",
 }
+WINDOW_FIELD = {"sliding": "sliding_window", "chunked": "attention_chunk_size"}
+# Local and global layers, spelt until the pattern repeats.
+WINDOW_LETTERS = frozenset("lgsf")
 # The letters of a pattern that spells one layer each.
 PATTERN_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
@@ -46,15 +49,30 @@ def layer_types(reader: ConfigReader) -> tuple[str, ...]:
     """Return the config's own name of each layer's kind, or nothing where it names none."""
     pattern = reader.get("hybrid_override_pattern")
     if isinstance(pattern, str):
-        return tuple(PATTERN_LETTERS[letter] for letter in pattern)
-    blocks = reader.get("layers_block_type")
+        return _spelt(reader, pattern)
+    blocks = reader.items("layers_block_type")
     if blocks:
-        return tuple(blocks)
+        return tuple(str(name) for name in blocks)
     named = reader.listed("layer_types")
     if named:
         return tuple(str(name) for name in named)
     windows = reader.listed("hybrid_layer_pattern")
     return tuple("sliding" if slides else "full" for slides in windows)
+
+
+def _spelt(reader: ConfigReader, pattern: str) -> tuple[str, ...]:
+    """Return the kinds of layers that a pattern of letters spells.
+
+    Raises:
+        BadConfigError: a letter is not known, or the pattern spells another number of layers.
+    """
+    unknown = sorted(set(pattern) - set(PATTERN_LETTERS))
+    if unknown:
+        letters = ", ".join(f"{letter} {kind}" for letter, kind in PATTERN_LETTERS.items())
+        raise reader.refusal(
+            "hybrid_override_pattern", pattern, f"spelt with the letters {letters}"
+        )
+    return tuple(PATTERN_LETTERS[letter] for letter in pattern)
 
 
 def read_layer_groups(reader: ConfigReader, family: Family) -> tuple[LayerGroup, ...]:
@@ -89,9 +107,10 @@ def _counts_by_kind(reader: ConfigReader, family: Family) -> dict[str, int]:
     if named:
         unknown = sorted(set(named) - set(KINDS))
         if unknown:
+            field = "layers_block_type" if reader.has("layers_block_type") else "layer_types"
             raise BadConfigError(
-                f"layer_types names {', '.join(unknown)}: known are {', '.join(sorted(KINDS))}",
-                "model.layer_types",
+                f"{field} names {', '.join(unknown)}: known are {', '.join(sorted(KINDS))}",
+                f"model.{field}",
             )
         counts = Counter(KINDS[name] for name in named)
         if not _window(reader):
@@ -109,20 +128,22 @@ def _counts_by_kind(reader: ConfigReader, family: Family) -> dict[str, int]:
 
 def _every_full(reader: ConfigReader, family: Family) -> int:
     """Return after how many layers one is full; zero where none is."""
-    told = reader.get("sliding_window_pattern") or reader.get("full_attention_interval")
-    if isinstance(told, str):
+    told = reader.get("sliding_window_pattern")
+    if isinstance(told, str) and set(told.lower()) <= WINDOW_LETTERS:
         return len(told)
-    return int(told) if told else family.full_every
+    step = reader.optional("sliding_window_pattern") or reader.optional("full_attention_interval")
+    return step or family.full_every
 
 
 def _window(reader: ConfigReader) -> int | None:
-    window = reader.get("sliding_window")
     on = reader.flag("use_sliding_window", default=True)
-    return int(window) if window and on else None
+    return reader.optional("sliding_window") if on else None
 
 
 def _attention(reader: ConfigReader, family: Family, kind: str, count: int) -> AttentionLayers:
-    windows = {"sliding": _window(reader), "chunked": reader.get("attention_chunk_size")}
+    windows = {"sliding": _window(reader), "chunked": reader.optional("attention_chunk_size")}
+    if kind != "full" and windows[kind] is None:
+        raise reader.refusal(WINDOW_FIELD[kind], None, f"how many tokens {kind} layers see")
     return AttentionLayers.model_validate(
         {
             "kind": kind,
@@ -138,35 +159,35 @@ def _attention(reader: ConfigReader, family: Family, kind: str, count: int) -> A
 def _own_shape(reader: ConfigReader, kind: str) -> dict[str, Any]:
     """Return the head counts and widths that a kind of layer has for itself."""
     own: dict[str, Any] = {}
-    value_dim = reader.get("v_head_dim")
+    value_dim = reader.optional("v_head_dim")
     if value_dim:
         own["v_head_dim"] = value_dim
     if kind == "sliding" and reader.has("swa_head_dim"):
         own |= {
-            "num_attention_heads": reader.get("swa_num_attention_heads"),
-            "num_key_value_heads": reader.get("swa_num_key_value_heads"),
-            "head_dim": reader.get("swa_head_dim"),
-            "v_head_dim": reader.get("swa_v_head_dim"),
+            "num_attention_heads": reader.optional("swa_num_attention_heads"),
+            "num_key_value_heads": reader.optional("swa_num_key_value_heads"),
+            "head_dim": reader.optional("swa_head_dim"),
+            "v_head_dim": reader.optional("swa_v_head_dim"),
         }
     if kind == "full" and reader.has("global_head_dim"):
-        own["head_dim"] = own["v_head_dim"] = reader.get("global_head_dim")
+        own["head_dim"] = own["v_head_dim"] = reader.optional("global_head_dim")
         if reader.flag("attention_k_eq_v", default=False):
-            own["num_key_value_heads"] = reader.get("num_global_key_value_heads")
+            own["num_key_value_heads"] = reader.optional("num_global_key_value_heads")
             own["value_is_key"] = True
     return own
 
 
 def _latent(reader: ConfigReader, family: Family, count: int) -> list[LayerGroup]:
     """Return layers of latent attention, and their indexers where the config has any."""
-    rank = reader.get("q_lora_rank")
-    top_k = reader.get("index_topk") if family.indexed else None
+    rank = reader.optional("q_lora_rank")
+    top_k = reader.optional("index_topk") if family.indexed else None
     latent = LatentLayers(
         count=count,
         q_lora_rank=rank,
-        kv_lora_rank=reader.integer("kv_lora_rank"),
-        qk_nope_head_dim=reader.integer("qk_nope_head_dim"),
+        kv_lora_rank=reader.positive("kv_lora_rank"),
+        qk_nope_head_dim=reader.positive("qk_nope_head_dim"),
         qk_rope_head_dim=reader.integer("qk_rope_head_dim"),
-        v_head_dim=reader.integer("v_head_dim"),
+        v_head_dim=reader.positive("v_head_dim"),
         top_k=top_k,
         output_gate=family.output_gate,
     )
@@ -174,8 +195,10 @@ def _latent(reader: ConfigReader, family: Family, count: int) -> list[LayerGroup
         return [latent]
     types = reader.listed("indexer_types")
     own = sum(name != "shared" for name in types) if types else count
-    dim = reader.integer("index_head_dim")
-    heads, hidden = reader.integer("index_n_heads"), reader.integer("hidden_size")
+    if not own:
+        return [latent]
+    dim = reader.positive("index_head_dim")
+    heads, hidden = reader.positive("index_n_heads"), reader.integer("hidden_size")
     index = IndexLayers(
         count=own,
         num_heads=heads,

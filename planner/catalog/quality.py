@@ -29,6 +29,8 @@ SCHEME_BY_METHOD: dict[str, str] = {
     "llm_pruner": "llm_pruner:0.177:structured",
 }
 GROUPED_METHODS = frozenset({"gptq", "awq"})
+# Methods whose tables are by whole bits, a colon and the mean bits of a weight after them.
+ROUNDED_METHODS = frozenset({"gptq", "awq", "aqlm", "vptq", "nf4"})
 PRUNING_METHODS = frozenset({"sparsegpt", "wanda"})
 # Methods whose own tables the catalog lacks: rounding's or GPTQ's do not speak for them.
 UNTABLED_METHODS = frozenset({"norm_tweaking", "finequant", "quantease", "qmoe"})
@@ -75,7 +77,22 @@ def _scheme_of_method(method: str, weight: Dtype, group_size: int | None) -> str
         return f"{method}-{BITS.get(weight, 4)}{'c' if coarse else 'g'}"
     if method in PRUNING_METHODS:
         return pruning_scheme(method, DEFAULT_SPARSITY, "unstructured")
+    name, _, bits = method.partition(":")
+    if name in ROUNDED_METHODS and bits.replace(".", "", 1).isdigit():
+        return _rounded_scheme(name, float(bits))
     return SCHEME_BY_METHOD.get(method, method.lower())
+
+
+def _rounded_scheme(method: str, bits: float) -> str:
+    """Return the scheme of a method by its mean bits: whole ones are one scale a channel.
+
+    >>> _rounded_scheme("gptq", 3.15), _rounded_scheme("aqlm", 2.07)
+    ('gptq-3g', 'aqlm-2')
+    """
+    if method == "nf4":
+        return "nf4"
+    per_group = {"gptq": "c" if bits == int(bits) else "g", "awq": "g"}
+    return f"{method}-{int(bits)}{per_group.get(method, '')}"
 
 
 def pruning_scheme(method: str, sparsity: float, pattern: str) -> str:

@@ -8,6 +8,7 @@ The effects are fitted by ``planner.catalog.quality_fit`` and shipped as data.
 import csv
 import io
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -58,12 +59,18 @@ class QualityRow:
 def family_of(name: str) -> str:
     """Return the family of a model's name; an unknown one is its own family.
 
-    >>> family_of("meta-llama/Llama-3.1-8B")
-    'llama-3'
+    >>> family_of("meta-llama/Llama-3.1-8B"), family_of("huggyllama/llama-30b")
+    ('llama-3', 'llama-1')
     """
     lower = name.lower()
-    found = (family for family, parts in FAMILIES if any(part in lower for part in parts))
+    found = (family for family, parts in FAMILIES if any(_names(lower, part) for part in parts))
     return next(found, lower)
+
+
+def _names(name: str, part: str) -> bool:
+    """Return whether a name has a part, and its number whole: llama-30b is no llama-3."""
+    whole = r"(?!\d)" if part[-1].isdigit() else ""
+    return re.search(re.escape(part) + whole, name) is not None
 
 
 @cache

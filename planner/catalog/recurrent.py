@@ -13,14 +13,14 @@ def gated_delta_net(reader: ConfigReader, count: int) -> RecurrentLayers:
 
     Source: Yang et al. 2024 (Gated Delta Networks), arXiv:2412.06464.
     """
-    hidden, kernel = reader.integer("hidden_size"), reader.integer("linear_conv_kernel_dim")
+    hidden, kernel = reader.integer("hidden_size"), reader.positive("linear_conv_kernel_dim")
     key_heads, heads = (
-        reader.integer("linear_num_key_heads"),
-        reader.integer("linear_num_value_heads"),
+        reader.positive("linear_num_key_heads"),
+        reader.positive("linear_num_value_heads"),
     )
     key_dim, value_dim = (
-        reader.integer("linear_key_head_dim"),
-        reader.integer("linear_value_head_dim"),
+        reader.positive("linear_key_head_dim"),
+        reader.positive("linear_value_head_dim"),
     )
     keys, values = key_heads * key_dim, heads * value_dim
     channels = 2 * keys + values
@@ -42,9 +42,9 @@ def mamba2(reader: ConfigReader, count: int) -> RecurrentLayers:
 
     Source: Dao and Gu 2024, arXiv:2405.21060.
     """
-    hidden, kernel = reader.integer("hidden_size"), reader.integer("conv_kernel")
-    heads, head_dim = reader.integer("mamba_num_heads"), reader.integer("mamba_head_dim")
-    state, groups = reader.integer("ssm_state_size"), reader.integer("n_groups")
+    hidden, kernel = reader.integer("hidden_size"), reader.positive("conv_kernel")
+    heads, head_dim = reader.positive("mamba_num_heads"), reader.positive("mamba_head_dim")
+    state, groups = reader.positive("ssm_state_size"), reader.positive("n_groups")
     inner = heads * head_dim
     channels = inner + 2 * groups * state
     has_bias = reader.flag("use_conv_bias", default=True)
@@ -84,13 +84,13 @@ def kimi_delta(reader: ConfigReader, count: int) -> RecurrentLayers:
 
     Source: Kimi Linear, arXiv:2510.26692.
     """
-    own = reader.get("linear_attn_config") or {}
-    heads = int(own.get("num_heads") or reader.integer("linear_num_heads"))
-    dim = int(own.get("head_dim") or reader.integer("linear_head_dim"))
-    kernel = int(own.get("short_conv_kernel_size") or reader.integer("linear_conv_kernel_dim"))
+    own = reader.inside("linear_attn_config")
+    heads = own.optional("num_heads") or reader.positive("linear_num_heads")
+    dim = own.optional("head_dim") or reader.positive("linear_head_dim")
+    kernel = own.optional("short_conv_kernel_size") or reader.positive("linear_conv_kernel_dim")
     hidden, width = reader.integer("hidden_size"), heads * dim
     low_rank = hidden * dim + dim * width
-    gate = hidden * width if own.get("use_full_rank_gate") else low_rank
+    gate = hidden * width if own.flag("use_full_rank_gate", default=False) else low_rank
     return RecurrentLayers(
         count=count,
         num_heads=heads,

@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Any
 
-from planner.catalog.config_reader import ConfigReader
+from planner.catalog.config_reader import ConfigReader, Fields
 from planner.catalog.recurrent import kimi_delta
 from planner.errors import BadConfigError
 from planner.specs.layers import (
@@ -37,11 +37,11 @@ def deepseek_v4(reader: ConfigReader) -> tuple[LayerGroup, ...]:
 
 def _compression(reader: ConfigReader) -> Counter[int]:
     """Return how many layers compress how many tokens into one entry, by either spelling."""
-    layers, rates = reader.integer("num_hidden_layers"), reader.get("compress_rates") or {}
+    layers, rates = reader.integer("num_hidden_layers"), reader.inside("compress_rates")
     listed = reader.listed("compress_ratios")
     found = Counter(
-        [int(ratio) for ratio in listed]
-        or [int(rates.get(kind, 0)) for kind in reader.listed("layer_types")]
+        [_ratio(reader, ratio) for ratio in listed]
+        or [rates.integer(str(kind), 0) for kind in reader.listed("layer_types")]
     )
     if sum(found.values()) != layers:
         raise BadConfigError(
@@ -50,10 +50,16 @@ def _compression(reader: ConfigReader) -> Counter[int]:
     return found
 
 
+def _ratio(reader: ConfigReader, ratio: object) -> int:
+    if isinstance(ratio, bool) or not isinstance(ratio, int) or ratio < 0:
+        raise reader.refusal("compress_ratios", ratio, "a list of whole numbers of at least 0")
+    return ratio
+
+
 def _compressed(reader: ConfigReader, ratio: int, count: int) -> CompressedLayers:
-    hidden, dim = reader.integer("hidden_size"), reader.integer("head_dim")
-    heads, rank = reader.integer("num_attention_heads"), reader.integer("q_lora_rank")
-    output = reader.integer("o_lora_rank")
+    hidden, dim = reader.integer("hidden_size"), reader.positive("head_dim")
+    heads, rank = reader.integer("num_attention_heads"), reader.positive("q_lora_rank")
+    output = reader.positive("o_lora_rank")
     indexed = ratio == INDEXED_RATIO
     streams = 0 if not ratio else 2 if indexed else 1
     split = rank * heads * dim + heads * dim * output
@@ -61,9 +67,9 @@ def _compressed(reader: ConfigReader, ratio: int, count: int) -> CompressedLayer
         count=count,
         num_attention_heads=heads,
         head_dim=dim,
-        window=reader.integer("sliding_window"),
+        window=reader.positive("sliding_window"),
         ratio=ratio or None,
-        top_k=reader.integer("index_topk") if indexed else None,
+        top_k=reader.positive("index_topk") if indexed else None,
         split_parameters=split + reader.integer("o_groups") * output * hidden,
         replicated_parameters=hidden * (rank + dim) + 2 * hidden * streams * dim,
         small_parameters=heads + rank + dim + (ratio * streams * dim + dim if ratio else 0),
@@ -71,8 +77,8 @@ def _compressed(reader: ConfigReader, ratio: int, count: int) -> CompressedLayer
 
 
 def _compressed_index(reader: ConfigReader, ratio: int, count: int) -> IndexLayers:
-    hidden, dim = reader.integer("hidden_size"), reader.integer("index_head_dim")
-    heads = reader.integer("index_n_heads")
+    hidden, dim = reader.integer("hidden_size"), reader.positive("index_head_dim")
+    heads = reader.positive("index_n_heads")
     return IndexLayers(
         count=count,
         num_heads=heads,
@@ -98,15 +104,16 @@ def deepseek_v4_extras(reader: ConfigReader) -> dict[str, Any]:
 def minimax_m3(reader: ConfigReader) -> tuple[LayerGroup, ...]:
     """Return full attention in some layers, and blocks chosen by an index in the others."""
     layers = reader.integer("num_hidden_layers")
-    nested = reader.get("sparse_attention_config")
-    if isinstance(nested, dict):
-        reader.config = {**nested, **reader.config}
+    nested = reader.inside("sparse_attention_config").config
+    reader.config = {**nested, **reader.config}
     flags = reader.listed("sparse_attention_freq") or tuple(
         kind != "full_attention" for kind in reader.listed("layer_types")
     )
     indexed = sum(bool(flag) for flag in flags)
-    dim, heads = reader.integer("index_head_dim"), reader.integer("index_n_heads")
-    chosen = reader.integer("index_topk_blocks") * reader.integer("index_block_size")
+    if not indexed:
+        return (AttentionLayers(count=layers),)
+    dim, heads = reader.positive("index_head_dim"), reader.positive("index_n_heads")
+    chosen = reader.positive("index_topk_blocks") * reader.positive("index_block_size")
     hidden = reader.integer("hidden_size")
     index = IndexLayers(
         count=indexed,
@@ -123,19 +130,27 @@ def minimax_m3(reader: ConfigReader) -> tuple[LayerGroup, ...]:
 def kimi_linear(reader: ConfigReader) -> tuple[LayerGroup, ...]:
     """Return delta-attention layers beside layers of latent attention."""
     layers = reader.integer("num_hidden_layers")
-    own = reader.get("linear_attn_config") or {}
     named = reader.listed("layer_types")
-    recurrent = len(own.get("kda_layers") or ()) or named.count("linear_attention")
-    latent = LatentLayers(
-        count=layers - recurrent,
-        q_lora_rank=reader.get("q_lora_rank"),
-        kv_lora_rank=reader.integer("kv_lora_rank"),
-        qk_nope_head_dim=reader.integer("qk_nope_head_dim"),
+    listed = reader.inside("linear_attn_config").items("kda_layers")
+    recurrent = len(listed) or named.count("linear_attention")
+    if recurrent > layers:
+        raise reader.refusal("linear_attn_config", len(listed), f"at most the {layers} layers")
+    if not recurrent or recurrent == layers:
+        whole = kimi_delta(reader, layers) if recurrent else _kimi_latent(reader, layers)
+        return (whole,)
+    return (kimi_delta(reader, recurrent), _kimi_latent(reader, layers - recurrent))
+
+
+def _kimi_latent(reader: ConfigReader, count: int) -> LatentLayers:
+    return LatentLayers(
+        count=count,
+        q_lora_rank=reader.optional("q_lora_rank"),
+        kv_lora_rank=reader.positive("kv_lora_rank"),
+        qk_nope_head_dim=reader.positive("qk_nope_head_dim"),
         qk_rope_head_dim=reader.integer("qk_rope_head_dim"),
-        v_head_dim=reader.integer("v_head_dim"),
+        v_head_dim=reader.positive("v_head_dim"),
         output_gate="element" if reader.flag("mla_use_output_gate", default=False) else "none",
     )
-    return (kimi_delta(reader, recurrent), latent)
 
 
 def gemma4(reader: ConfigReader) -> tuple[LayerGroup, ...]:
@@ -152,13 +167,14 @@ def gemma4(reader: ConfigReader) -> tuple[LayerGroup, ...]:
 
 def _gemma4_group(reader: ConfigReader, kind: str, count: int, *, reuses: bool) -> AttentionLayers:
     if kind == "sliding_attention":
-        window = reader.integer("sliding_window")
+        window = reader.positive("sliding_window")
         return AttentionLayers(kind="sliding", count=count, window=window, reuses_cache=reuses)
     values_are_keys = reader.flag("attention_k_eq_v", default=False)
-    wide = reader.config.get("per_layer_config") or {}
-    told: dict[str, Any] = next(iter(wide.values()), {}) if isinstance(wide, dict) else {}
-    dim = reader.get("global_head_dim") or told.get("head_dim") or reader.get("head_dim")
-    heads = reader.get("num_global_key_value_heads") or told.get("num_key_value_heads")
+    wide = reader.inside("per_layer_config")
+    told = wide.inside(next(iter(wide.config), ""))
+    own = told.optional("head_dim") or reader.optional("head_dim")
+    dim = reader.optional("global_head_dim") or own
+    heads = reader.optional("num_global_key_value_heads") or told.optional("num_key_value_heads")
     return AttentionLayers(
         count=count,
         head_dim=dim,
@@ -193,9 +209,10 @@ def nemotron_nas(reader: ConfigReader) -> tuple[LayerGroup, ...]:
     """Return the layers of a searched architecture: some without any attention."""
     heads = reader.integer("num_attention_heads")
     groups: Counter[int] = Counter()
-    for block in reader.get("block_configs") or ():
-        attention = block["attention"]
-        groups[0 if attention["no_op"] else heads // int(attention["n_heads_in_group"])] += 1
+    for block in reader.each("block_configs"):
+        attention = block.inside("attention")
+        empty = attention.flag("no_op", default=False)
+        groups[0 if empty else heads // attention.positive("n_heads_in_group")] += 1
     return tuple(
         AttentionLayers(count=count, num_key_value_heads=kv_heads)
         if kv_heads
@@ -207,10 +224,10 @@ def nemotron_nas(reader: ConfigReader) -> tuple[LayerGroup, ...]:
 def nemotron_nas_extras(reader: ConfigReader) -> dict[str, Any]:
     """Return the mean width of the blocks, and what its rounding leaves out."""
     hidden, layers = reader.integer("hidden_size"), reader.integer("num_hidden_layers")
-    blocks = reader.get("block_configs") or ()
-    columns = sum(_nas_width(hidden, block["ffn"]) for block in blocks)
-    norms = sum((not b["attention"]["no_op"]) + (not b["ffn"]["no_op"]) for b in blocks)
-    attending = [b["attention"] for b in blocks if not b["attention"]["no_op"]]
+    blocks = reader.each("block_configs")
+    columns = sum(_nas_width(hidden, block.inside("ffn")) for block in blocks)
+    attending = [mixer for b in blocks if not _is_empty(mixer := b.inside("attention"))]
+    norms = len(attending) + sum(not _is_empty(block.inside("ffn")) for block in blocks)
     if not attending:
         raise BadConfigError(
             "block_configs names no layer with attention: it must describe each layer",
@@ -220,13 +237,17 @@ def nemotron_nas_extras(reader: ConfigReader) -> dict[str, Any]:
     return {
         "intermediate_size": columns // layers,
         "extra_parameters": 3 * hidden * (columns % layers) + (norms - layers) * hidden,
-        "num_key_value_heads": heads // int(attending[0]["n_heads_in_group"]),
+        "num_key_value_heads": heads // attending[0].positive("n_heads_in_group"),
         "norms_per_layer": 1,
     }
 
 
-def _nas_width(hidden: int, block: dict[str, Any]) -> int:
-    if block["no_op"]:
+def _is_empty(block: Fields) -> bool:
+    return block.flag("no_op", default=False)
+
+
+def _nas_width(hidden: int, block: Fields) -> int:
+    if _is_empty(block):
         return 0
-    width = int(2 * float(block["ffn_mult"]) * hidden / 3)
+    width = int(2 * block.number("ffn_mult") * hidden / 3)
     return -(-width // NAS_STEP) * NAS_STEP

@@ -35,7 +35,8 @@ class ParameterCounts:
     ``query_output``, ``key_value``, ``replicated``, ``feed_forward``, ``experts`` are the linear
     weights of all layers; ``replicated`` ones are whole on every rank of tensor parallelism and
     ``feed_forward`` includes experts that every token visits. ``small`` are the norms, biases and
-    routers; ``embedding`` and ``head`` lie outside the layers.
+    routers; ``embedding`` and ``head`` lie outside the layers. ``skipped_biases`` are those small
+    ones that belong to experts which a token does not visit.
     """
 
     query_output: int
@@ -47,6 +48,7 @@ class ParameterCounts:
     embedding: int
     head: int
     replicated: int = 0
+    skipped_biases: int = 0
 
     @property
     def attention(self) -> int:
@@ -66,7 +68,7 @@ class ParameterCounts:
     @property
     def active(self) -> int:
         """Return the parameters that one token visits: all but the experts it skips."""
-        return self.total - self.experts + self.experts_active
+        return self.total - self.experts + self.experts_active - self.skipped_biases
 
 
 def feed_forward_matrices(model: ModelSpec) -> int:
@@ -96,6 +98,9 @@ def count_parameters(model: ModelSpec) -> ParameterCounts:
         small=_small_parameters(model, mixers),
         embedding=(model.vocab_size + model.learned_positions) * hidden,
         head=0 if model.tie_word_embeddings else model.vocab_size * hidden,
+        skipped_biases=moe_layers
+        * (model.num_experts - model.num_experts_per_tok)
+        * _expert_bias(model),
     )
 
 
@@ -133,7 +138,12 @@ def _small_of_experts(model: ModelSpec) -> int:
     small += _block_bias(model, model.shared_intermediate_size)
     if model.shared_expert_gate:
         small += hidden
-    if model.expert_bias:
-        into = (feed_forward_matrices(model) - 1) * model.moe_intermediate_size
-        small += experts * (into + (model.expert_hidden_size or hidden))
-    return small
+    return small + experts * _expert_bias(model)
+
+
+def _expert_bias(model: ModelSpec) -> int:
+    """Return the biases of one routed expert."""
+    if not model.expert_bias:
+        return 0
+    into = (feed_forward_matrices(model) - 1) * model.moe_intermediate_size
+    return into + (model.expert_hidden_size or model.hidden_size)

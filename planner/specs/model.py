@@ -120,8 +120,9 @@ class ModelSpec(SparseSpec):
             )
         if self.num_dense_layers + self.num_layers_without_feed_forward > self.num_hidden_layers:
             found.append(
-                f"num_dense_layers is {self.num_dense_layers}, but num_hidden_layers is "
-                f"{self.num_hidden_layers}: there cannot be more dense layers than layers"
+                f"num_hidden_layers is {self.num_hidden_layers}, but {self.num_dense_layers} have "
+                f"a dense block and {self.num_layers_without_feed_forward} have none: both "
+                "together cannot be more"
             )
         return found
 

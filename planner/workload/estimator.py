@@ -165,7 +165,7 @@ def quality_of(setting: Setting) -> Quality | None:
     weights = weight_quality(
         _stored_as(setting, setting.weight_dtype),
         setting.activation_dtype,
-        strategy.quantization,
+        strategy.quantization or _published_method(setting),
         family=family,
         billions=billions,
         group_size=strategy.group_size,
@@ -179,6 +179,12 @@ def quality_of(setting: Setting) -> Quality | None:
     )
     cache = kv_cache_quality(strategy.kv_cache_dtype, family=family, billions=billions)
     return combined_quality(weights, zeros, cache)
+
+
+def _published_method(setting: Setting) -> str | None:
+    """Return what the checkpoint was quantised by, where it runs as it is published."""
+    as_published = setting.weight_dtype == setting.model.weight_dtype
+    return setting.model.quantization if as_published else None
 
 
 def _stored_as(setting: Setting, dtype: Dtype) -> Dtype:

@@ -107,6 +107,7 @@ def resolve(request: EstimateRequest) -> Setting:
     engine = get_engine(request.engine, device.kind, training=training)
     engine = _on_device(engine, device, training=training)
     model = _in_engine(resolve_model(request.model), engine)
+    request = _as_published(request, model, training=training)
     refuse_uncovered(request.strategy, training=training)
     _refuse_without_requests(request)
     layout = layout_of(request, model)
@@ -128,6 +129,17 @@ def resolve(request: EstimateRequest) -> Setting:
     )
     _warn(setting, request)
     return setting
+
+
+def _as_published(
+    request: EstimateRequest, model: ModelSpec, *, training: bool
+) -> EstimateRequest:
+    """Return the request with the packed format of the checkpoint, unless it names another."""
+    given, stored = request.strategy, model.quantization or ""
+    if training or given.weight_dtype or given.quantization or ":" not in stored:
+        return request
+    strategy = given.model_copy(update={"quantization": stored})
+    return request.model_copy(update={"strategy": strategy})
 
 
 def _in_engine(model: ModelSpec, engine: Engine) -> ModelSpec:

@@ -110,7 +110,8 @@ class Setting:
 
         A strategy that takes the checkpoint as published keeps its wider parts.
         """
-        own = self.packed is not None or self.weight_dtype != self.model.weight_dtype
+        packed = self.packed is not None and self.strategy.quantization != self.model.quantization
+        own = packed or self.weight_dtype != self.model.weight_dtype
         kept = {} if own else self.model.part_dtypes
         return formats_of(self.weight_dtype, self.weight_element_bytes, kept)
 

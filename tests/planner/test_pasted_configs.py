@@ -105,8 +105,8 @@ def test_a_zero_where_one_is_the_least_is_refused_by_name(name):
 def test_more_heads_than_channels_leave_no_width_for_a_head():
     error = refused({**TINY, "hidden_size": 4})
 
-    assert error.field == "model.head_dim"
-    assert "head_dim is 0" in error.message
+    assert error.field == "model.num_attention_heads"
+    assert "at most hidden_size, 4" in error.message
 
 
 def test_a_list_of_sizes_that_differ_by_layer_is_no_size():
@@ -152,7 +152,7 @@ def test_unknown_fields_change_nothing():
 def test_a_negative_window_is_refused():
     error = refused({**TINY, "model_type": "mistral", "sliding_window": -5})
 
-    assert error.field == "model.window"
+    assert error.field == "model.sliding_window"
     assert "window is -5" in error.message
 
 

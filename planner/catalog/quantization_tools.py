@@ -1,0 +1,273 @@
+"""How each quantisation tool says in a config in which format it stored the weights.
+
+Source of the fields and their defaults: transformers 5, utils/quantization_config.py; AutoGPTQ,
+AutoAWQ, ModelOpt and vLLM name the same ones.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable
+
+from planner.catalog.stored_formats import (
+    DEFAULT_BITS,
+    FIELD,
+    FIXED,
+    FLOATS,
+    Described,
+    StoredFormat,
+    bits_of,
+    group_of,
+    integers,
+    named,
+    number_of,
+    of_bits,
+)
+from planner.cost.dtypes import DEFAULT_GROUP
+from planner.errors import BadConfigError, NotCoveredError
+from planner.specs.base import Dtype
+
+FLOATS_BY_BITS: dict[float, Dtype] = {4: "nvfp4", 8: "fp8"}
+NF4_BLOCK = 64
+NF4_SCALE_BITS = 32.0  # one fp32 maximum for each block where it is not quantised again
+# SpQR, Dettmers et al. 2023, arXiv:2306.03078, section 3: statistics of 3 bits for each group,
+# quantised again in groups of groups, and about one weight in a hundred whole with its place.
+SPQR_STATISTICS_BITS, SPQR_SECOND_LEVEL_BITS, SPQR_OUTLIER_BITS = 6.0, 64.0, 0.32
+
+
+def _integers(method: str, group: int | None = None) -> Callable[[Described], StoredFormat]:
+    def read(quant: Described) -> StoredFormat:
+        return integers(method, bits_of(quant), group_of(quant, default=group))
+
+    return read
+
+
+def _bitsandbytes(quant: Described) -> StoredFormat:
+    """Return NF4 or FP4 in blocks of 64, whose scales may be quantised again, or eight bits."""
+    if quant.get("load_in_4bit") or quant.get("_load_in_4bit"):
+        if quant.get("bnb_4bit_use_double_quant"):
+            return StoredFormat("nf4", NF4_BLOCK)
+        return StoredFormat("nf4", None, f"nf4:{4 + NF4_SCALE_BITS / NF4_BLOCK:g}")
+    eight = quant.get("load_in_8bit") or quant.get("_load_in_8bit")
+    return StoredFormat("int8") if eight else StoredFormat()
+
+
+def _hqq(quant: Described) -> StoredFormat:
+    """Return whole numbers with a 16-bit scale and zero point for each group."""
+    outer = quant.get("quant_config")
+    told = named(outer, "weight_quant_params") or outer or quant
+    return integers("hqq", bits_of(told, quant), group_of(told, quant, default=64))
+
+
+def _aqlm(quant: Described) -> StoredFormat:
+    """Return the codes of a group of weights; the codebooks are shared by a whole matrix."""
+    read = {
+        name: number_of(quant.get(name, default), name)
+        for name, default in (
+            ("num_codebooks", 1),
+            ("nbits_per_codebook", 16),
+            ("in_group_size", 8),
+            ("out_group_size", 1),
+        )
+    }
+    weights = read["in_group_size"] * read["out_group_size"]
+    if weights <= 0:
+        raise BadConfigError("in_group_size must be at least 1", f"{FIELD}.in_group_size")
+    return of_bits("aqlm", read["num_codebooks"] * read["nbits_per_codebook"] / weights)
+
+
+def _vptq(quant: Described) -> StoredFormat:
+    """Return the indices of vectors of weights in a codebook and in one of what it leaves."""
+    shared, own = quant.get("shared_layer_config"), quant.get("config_for_layers")
+    layers = [
+        layer
+        for group in (own, shared)
+        if isinstance(group, dict)
+        for layer in group.values()
+        if isinstance(layer, dict)
+    ]
+    bits = [_vptq_bits(layer) for layer in layers if layer.get("num_centroids")]
+    if not bits:
+        raise BadConfigError(
+            "quantization_config of vptq names no layer with num_centroids",
+            f"{FIELD}.config_for_layers",
+        )
+    return of_bits("vptq", sum(bits) / len(bits))
+
+
+def _vptq_bits(layer: Described) -> float:
+    length = _largest(layer.get("vector_lens"), "vector_lens")
+    codes = _largest(layer.get("num_centroids"), "num_centroids")
+    left = _largest(layer.get("num_res_centroids", [-1]), "num_res_centroids")
+    if length < 1:
+        raise BadConfigError("vector_lens must be at least 1", f"{FIELD}.vector_lens")
+    return (math.log2(max(codes, 1)) + math.log2(max(left, 1))) / length
+
+
+def _largest(values: object, field: str) -> float:
+    listed = values if isinstance(values, list) and values else [values]
+    return max(number_of(value, field) for value in listed)
+
+
+def _named_dtype(method: str, *fields: str) -> Callable[[Described], StoredFormat]:
+    """Return what reads a method whose fields spell the dtype: qint4, float8_e4m3fn, nvfp4."""
+
+    def read(quant: Described) -> StoredFormat:
+        told = str(named(quant, *fields) or "").lower()
+        return spelt(method, told, group_of(quant))
+
+    return read
+
+
+def spelt(method: str, told: str, group: int | None) -> StoredFormat:
+    """Return the format that a word of a config spells.
+
+    Raises:
+        NotCoveredError: it spells none.
+    """
+    floats = next((dtype for name, dtype in FLOATS.items() if name in told), None)
+    if floats is None and re.search(r"fp8|f8|float8", told):
+        floats = "fp8"
+    whole = re.search(r"u?int(\d)", told)
+    if floats and floats not in {"int4", "int8"}:
+        return StoredFormat(floats)
+    if whole:
+        return integers(method, float(whole[1]), group)
+    if told in {"fp4", "float4"}:
+        return StoredFormat("mxfp4" if group == DEFAULT_GROUP["mxfp4"] else "nvfp4")
+    raise not_read(f"{method} {told}".strip())
+
+
+def _torchao(quant: Described) -> StoredFormat:
+    """Return the format of a torchao configuration, as an object or by its old short name."""
+    kind: object = quant.get("quant_type")
+    if isinstance(kind, dict):
+        inner = kind.get("default", kind)
+        data = inner.get("_data") if isinstance(inner, dict) else None
+        word = str(named(inner, "_type") or "")
+        return spelt("torchao", word.lower(), group_of(data, default=128))
+    extra = quant.get("quant_type_kwargs")
+    return spelt("torchao", str(kind or "").lower(), group_of(quant, extra, default=128))
+
+
+def _spqr(quant: Described) -> StoredFormat:
+    bits = bits_of(quant, default=3)
+    first = number_of(quant.get("beta1", 16), "beta1")
+    second = number_of(quant.get("beta2", 16), "beta2")
+    if first < 1 or second < 1:
+        raise BadConfigError("beta1 and beta2 must be at least 1", f"{FIELD}.beta1")
+    levels = SPQR_STATISTICS_BITS / first + SPQR_SECOND_LEVEL_BITS / (first * second)
+    return of_bits("spqr", bits + levels + SPQR_OUTLIER_BITS)
+
+
+def _quark(quant: Described) -> StoredFormat:
+    told = named(quant.get("global_quant_config"), "weight")
+    first = told[0] if isinstance(told, list) and told else told
+    return spelt("quark", str(named(first, "dtype") or "").lower(), group_of(first))
+
+
+def _exl(method: str) -> Callable[[Described], StoredFormat]:
+    def read(quant: Described) -> StoredFormat:
+        return of_bits(method, bits_of(quant))
+
+    return read
+
+
+def _auto_round(quant: Described) -> StoredFormat:
+    kind, group = str(quant.get("data_type", "int")).lower(), group_of(quant, default=128)
+    bits = bits_of(quant)
+    if kind.startswith("int"):
+        return integers("auto_round", bits, group)
+    if bits == DEFAULT_BITS:
+        return StoredFormat("mxfp4" if kind.startswith("mx") else "nvfp4")
+    return spelt("auto_round", f"fp{bits:g}", group)
+
+
+# How each method's fields are read.
+READERS: dict[str, Callable[[Described], StoredFormat]] = {
+    **{name: _integers(name, 128) for name in ("gptq", "awq", "intel/auto-round", "moe_wna16")},
+    **{name: _integers(name.partition("_")[0], 128) for name in ("gptq_marlin", "awq_marlin")},
+    **{name: _integers(name, 64) for name in ("metal", "mlx", "sinq", "gemma", "bitblas")},
+    "marlin": _integers("gptq", 128),
+    "auto-round": _auto_round,
+    "auto_round": _auto_round,
+    "bitsandbytes": _bitsandbytes,
+    "hqq": _hqq,
+    "bitnet": lambda _: StoredFormat("ternary", None, "bitnet:2"),  # four weights in a byte
+    "aqlm": _aqlm,
+    "vptq": _vptq,
+    "higgs": _integers("higgs", 256),
+    "spqr": _spqr,
+    "quanto": _named_dtype("quanto", "weights"),
+    "torchao": _torchao,
+    "fp_quant": _named_dtype("fp_quant", "forward_dtype"),
+    "fouroversix": _named_dtype("fouroversix", "weight_dtype", "dtype"),
+    "quark": _quark,
+    "exl2": _exl("exl2"),
+    "exl3": _exl("exl3"),
+}
+
+
+def known_methods() -> tuple[str, ...]:
+    """Return the names of every method that is read."""
+    return tuple(sorted({*READERS, *FIXED, "compressed-tensors", "modelopt"}))
+
+
+def not_read(method: str) -> NotCoveredError:
+    """Return the refusal of a method whose format is not known, with the ways out."""
+    return NotCoveredError(
+        f"quantization_config is of {method!r}, whose format is not known: known are "
+        f"{', '.join(known_methods())}; or leave quantization_config out and say how the weights "
+        "are stored by strategy.weight_dtype or strategy.quantization, as in exl2:4.25",
+        f"{FIELD}.quant_method",
+    )
+
+
+def groups_of(quant: Described) -> list[Described]:
+    """Return how a tool with configuration groups describes the weights of each.
+
+    Raises:
+        BadConfigError: a group is no object.
+    """
+    groups = quant.get("config_groups")
+    if groups is None:
+        return []
+    if not isinstance(groups, dict) or not all(isinstance(g, dict) for g in groups.values()):
+        raise BadConfigError(
+            f"config_groups is {groups!r}: it must be an object of objects",
+            f"{FIELD}.config_groups",
+        )
+    weights = (group.get("weights") for group in groups.values())
+    return [found for found in weights if isinstance(found, dict)]
+
+
+def of_group(weights: Described, packing: str) -> StoredFormat:
+    """Return the format of one configuration group.
+
+    Raises:
+        NotCoveredError: its number type is not known.
+    """
+    group, kind = group_of(weights), str(weights.get("type", "int")).lower()
+    bits = bits_of(weights, default=8)
+    if kind == "int":
+        return integers("compressed", bits, group)
+    if kind != "float" or bits not in FLOATS_BY_BITS:
+        raise not_read(f"compressed-tensors {kind} of {bits:g} bits")
+    dtype = FLOATS_BY_BITS[bits]
+    if dtype == "nvfp4" and "mxfp4" in packing:
+        return StoredFormat("mxfp4", group)
+    return StoredFormat(dtype, group)
+
+
+def of_method(method: str, quant: Described) -> StoredFormat | None:
+    """Return the format of a method by its fields, or nothing for a method that is not known."""
+    if method in READERS:
+        return READERS[method](quant)
+    if method in FIXED:
+        return StoredFormat(FIXED[method], group_of(quant))
+    return None
+
+
+def first_known(methods: Iterable[str], quant: Described) -> StoredFormat | None:
+    """Return the format of the first method that is known."""
+    found = (of_method(method, quant) for method in methods if method)
+    return next((stored for stored in found if stored is not None), None)

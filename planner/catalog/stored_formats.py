@@ -1,0 +1,161 @@
+"""Formats of stored weights: what bits, groups and algorithms in a config stand for."""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from planner.catalog.packed import MOST_BITS, PLAIN_BITS, PackedFormat
+from planner.errors import BadConfigError
+from planner.specs.base import Dtype
+from planner.specs.spellings import grouped_format
+
+FIELD = "model.quantization_config"
+Described = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StoredFormat:
+    """In which format the bulk of the weights is stored; nothing where it is left as it was.
+
+    ``packed`` names formats that no dtype stands for by their method and mean bits.
+    """
+
+    dtype: Dtype | None = None
+    group_size: int | None = None
+    packed: str | None = None
+
+
+FLOATS: dict[str, Dtype] = {
+    "fp8": "fp8",
+    "float8": "fp8",
+    "mxfp8": "fp8",
+    "nvfp4": "nvfp4",
+    "mxfp4": "mxfp4",
+    "int8": "int8",
+    "int4": "int4",
+}
+# Methods and algorithms that are one format whatever else they say.
+FIXED: dict[str, Dtype] = {
+    **FLOATS,
+    "fbgemm_fp8": "fp8",
+    "deepspeedfp": "fp8",
+    "modelopt_fp8": "fp8",
+    "w8a8_fp8": "fp8",
+    "fp8_pb_wo": "fp8",
+    "fp8_per_channel_per_token": "fp8",
+    "modelopt_fp4": "nvfp4",
+    "petit_nvfp4": "nvfp4",
+    "nvfp4_awq": "nvfp4",
+    "w4a16_nvfp4": "nvfp4",
+    "gpt_oss_mxfp4": "mxfp4",
+    "w4a16_mxfp4": "mxfp4",
+    "w4a16": "int4",
+    "w4a16_awq": "int4",
+    "w4a8_awq": "int4",
+    "int4_awq": "int4",
+    "qqq": "int4",
+    "eetq": "int8",
+    "w8a16": "int8",
+    "w8a8": "int8",
+    "w8a8_int8": "int8",
+    "w8a8_sq_per_channel": "int8",
+    "w8a8_sq_per_channel_per_token_plugin": "int8",
+    "experts_int8": "int8",
+    "smoothquant": "int8",
+}
+INTEGERS: dict[float, Dtype] = {4: "int4", 8: "int8"}
+FEWEST_BITS = 1
+DEFAULT_BITS = 4
+GROUP_NAMES = ("group_size", "q_group_size", "groupsize")
+BIT_NAMES = ("bits", "nbits", "w_bit", "wbits", "num_bits")
+
+
+def named(value: object, *names: str) -> object:
+    """Return the first of some fields that a description gives, or nothing."""
+    told = value if isinstance(value, dict) else {}
+    return next((told[name] for name in names if told.get(name) is not None), None)
+
+
+def number_of(value: object, field: str) -> float:
+    """Return a number that may be spelt as text.
+
+    Raises:
+        BadConfigError: it is none.
+    """
+    text = value if isinstance(value, str) else None
+    found = float(text) if text and re.fullmatch(r"-?\d+(\.\d+)?", text.strip()) else value
+    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+        raise BadConfigError(f"{field} is {value!r}: it must be a number", f"{FIELD}.{field}")
+    return found
+
+
+def group_of(*descriptions: object, default: int | None = None) -> int | None:
+    """Return the weights that share a scale; nothing for one scale per channel or tensor.
+
+    Raises:
+        BadConfigError: it is no number.
+    """
+    told = [
+        description[name]
+        for description in descriptions
+        if isinstance(description, dict)
+        for name in GROUP_NAMES
+        if name in description
+    ]
+    given = told[0] if told else default
+    if given is None:
+        return None
+    size = number_of(given, "group_size")
+    return int(size) if size > 0 else None
+
+
+def bits_of(*descriptions: object, default: float = DEFAULT_BITS) -> float:
+    """Return the bits of one weight without its share of any scale.
+
+    Raises:
+        BadConfigError: they are no number of bits.
+    """
+    told = (
+        (name, found)
+        for description in descriptions
+        for name in BIT_NAMES
+        if (found := named(description, name)) is not None
+    )
+    name, given = next(told, ("bits", default))
+    bits = number_of(given, name)
+    if not FEWEST_BITS <= bits <= MOST_BITS:
+        raise BadConfigError(
+            f"{name} is {bits:g}: a weight has 1 to {MOST_BITS:g} of them", f"{FIELD}.{name}"
+        )
+    return bits
+
+
+def integers(method: str, bits: float, group: int | None) -> StoredFormat:
+    """Return a format of whole numbers with a scale and a zero point for each group."""
+    if bits >= PLAIN_BITS:
+        return StoredFormat()
+    dtype = INTEGERS.get(bits)
+    if dtype == "int8" or (dtype and group):
+        return StoredFormat(dtype, group)
+    return packed(grouped_format(method, bits, group), bits)
+
+
+def packed(name: str, bits: float) -> StoredFormat:
+    """Return a format of so many mean bits, with the dtype that is nearest to it."""
+    return StoredFormat(PackedFormat(bits, PLAIN_BITS, PLAIN_BITS).nominal, None, name)
+
+
+def of_bits(method: str, bits: float) -> StoredFormat:
+    """Return a packed format of mean bits that a method's fields imply.
+
+    Raises:
+        BadConfigError: there is no such number of bits.
+    """
+    if not 0 < bits <= PLAIN_BITS:
+        raise BadConfigError(
+            f"quantization_config of {method} implies {bits:g} bits a weight: it must be more "
+            f"than 0 and at most {PLAIN_BITS:g}",
+            FIELD,
+        )
+    return packed(f"{method}:{bits:g}", bits)
