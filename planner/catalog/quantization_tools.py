@@ -143,10 +143,15 @@ def _torchao(quant: Described) -> StoredFormat:
     if isinstance(kind, dict):
         inner = kind.get("default", kind)
         data = inner.get("_data") if isinstance(inner, dict) else None
-        word = str(named(inner, "_type") or "")
-        return spelt("torchao", word.lower(), group_of(data, default=128))
-    extra = quant.get("quant_type_kwargs")
-    return spelt("torchao", str(kind or "").lower(), group_of(quant, extra, default=128))
+        word = str(named(inner, "_type") or "").lower()
+        return spelt("torchao", word, group_of(data, default=_torchao_group(word)))
+    word, extra = str(kind or "").lower(), quant.get("quant_type_kwargs")
+    return spelt("torchao", word, group_of(quant, extra, default=_torchao_group(word)))
+
+
+def _torchao_group(word: str) -> int | None:
+    """Return the usual group: of four bits; eight have one scale a channel."""
+    return 128 if "int4" in word else None
 
 
 def _spqr(quant: Described) -> StoredFormat:

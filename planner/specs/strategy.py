@@ -29,10 +29,15 @@ NamedAttention = Annotated[Attention, BeforeValidator(spelled(get_args(Attention
 
 
 class OffloadSpec(SparseSpec):
-    """Which share of each tensor class lives off the device."""
+    """Which share of each tensor class lives off the device.
+
+    ``weights_active_ratio`` is the share of the dense weights away that one token needs: fewer
+    than all where the activations are mostly zero, as behind a ReLU. It was measured, or guessed.
+    """
 
     weights_cpu: Ratio = 0.0
     weights_disk: Ratio = 0.0
+    weights_active_ratio: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     kv_cpu: Ratio = 0.0
     kv_disk: Ratio = 0.0
     optimizer: Literal["none", "cpu", "nvme"] = "none"

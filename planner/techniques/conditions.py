@@ -93,10 +93,13 @@ def _pretraining(case: Case) -> str:
     return "" if method == "pretrain" else f"needs training from scratch: this is {method}"
 
 
-def _named_tool(case: Case) -> str:
+def _fpga(case: Case) -> str:
+    device = case.device
+    if device.kind == "accelerator" and "fpga" in f"{device.id} {device.name}".lower():
+        return ""
     return (
-        f"needs an FPGA appliance: {case.device.id} is a {case.device.kind}; give the appliance's "
-        "own memory, bandwidth and peaks as the device to ask what it would do"
+        f"needs an FPGA appliance: {device.id} is a {device.kind}; give the appliance's own "
+        "memory, bandwidth and peaks as the device, with FPGA in its id, to ask what it would do"
     )
 
 
@@ -144,7 +147,7 @@ CONDITIONS: dict[str, Condition] = {
     "adapters": Condition("adapters are trained over a frozen base", _adapters),
     "all_weights": Condition("all weights are trained", _all_weights),
     "pretraining": Condition("the model is trained from scratch", _pretraining),
-    "fpga": Condition("the device is an FPGA appliance", _named_tool),
+    "fpga": Condition("the device is an FPGA appliance", _fpga),
     "peak_fp8": _peak("fp8"),
     "peak_int8": _peak("int8"),
     "peak_nvfp4": _peak("nvfp4"),

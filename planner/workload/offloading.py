@@ -210,12 +210,24 @@ def _fetched_weights(run: Operation) -> float:
     return run.ledger.term(
         fetched_weight_bytes,
         _line(run, "Weights fetched by a pass", "fetched_weights"),
-        dense_bytes=dense,
+        dense_bytes=dense * _active_share(run),
         dense_share=beyond,
         expert_bytes=visited,
         expert_share=1.0 if moe else 0.0,
         hit_ratio=hits,
     )
+
+
+def _active_share(run: Operation) -> float:
+    """Return the share of the dense weights away that the tokens of a pass need between them.
+
+    Tokens choose for themselves: what none of them needs stays where it is.
+    """
+    active = run.setting.offload.weights_active_ratio
+    if active is None:
+        return 1.0
+    none = (1.0 - active) ** (run.work.new_tokens * run.work.batches)
+    return cast("float", 1.0 - none)
 
 
 def _visited_share(run: Operation) -> float:

@@ -8,7 +8,7 @@ from planner.catalog.engines import Engine, get_engine
 from planner.catalog.instances import get_instance
 from planner.catalog.models import get_model, model_from_config
 from planner.catalog.packed import packed_format
-from planner.cost.dtypes import SIXTEEN_BIT, WIDE, unquantised_dtype
+from planner.cost.dtypes import unquantised_dtype
 from planner.cost.parameters import count_parameters
 from planner.cost.sparsity import reason_against
 from planner.errors import BadRequestError, NotCoveredError, NotPossibleError
@@ -18,6 +18,12 @@ from planner.specs.estimate import EstimateRequest
 from planner.specs.model import ModelSpec
 from planner.specs.strategy import OffloadSpec, Strategy
 from planner.specs.workload import CompressWorkload, TrainWorkload
+from planner.workload.formats import (
+    as_published,
+    default_activation_dtype,
+    default_kv,
+    default_weight_dtype,
+)
 from planner.workload.layouts import layout_of
 from planner.workload.named_formats import FORMAT_BY_QUANTIZATION, default_group
 from planner.workload.ranks import Layout
@@ -41,10 +47,9 @@ TRAINING_ONLY = {
 # An engine's way of counting ranks may differ from ours: the answer repeats ours.
 LAYOUT_FIELDS = ("data_parallel_size", "tensor_parallel_size", "attention_data_parallel_size")
 SOLVER_ROUNDING = 1e-9
-EIGHT_BIT_FLOATS = {"fp8", "nvfp4"}
 
 
-INFERENCE_OFFLOAD = {"kv_cpu": 0.0, "kv_disk": 0.0}
+INFERENCE_OFFLOAD = {"kv_cpu": 0.0, "kv_disk": 0.0, "weights_active_ratio": None}
 TRAINING_OFFLOAD = {"optimizer": "none"}
 
 
@@ -107,7 +112,7 @@ def resolve(request: EstimateRequest) -> Setting:
     engine = get_engine(request.engine, device.kind, training=training)
     engine = _on_device(engine, device, training=training)
     model = _in_engine(resolve_model(request.model), engine)
-    request = _as_published(request, model, training=training)
+    request = as_published(request, model, training=training)
     refuse_uncovered(request.strategy, training=training)
     _refuse_without_requests(request)
     layout = layout_of(request, model)
@@ -129,17 +134,6 @@ def resolve(request: EstimateRequest) -> Setting:
     )
     _warn(setting, request)
     return setting
-
-
-def _as_published(
-    request: EstimateRequest, model: ModelSpec, *, training: bool
-) -> EstimateRequest:
-    """Return the request with the packed format of the checkpoint, unless it names another."""
-    given, stored = request.strategy, model.quantization or ""
-    if training or given.weight_dtype or given.quantization or ":" not in stored:
-        return request
-    strategy = given.model_copy(update={"quantization": stored})
-    return request.model_copy(update={"strategy": strategy})
 
 
 def _in_engine(model: ModelSpec, engine: Engine) -> ModelSpec:
@@ -203,7 +197,8 @@ def _refuse_offload_of_the_other_kind(offload: OffloadSpec, *, training: bool) -
     """Refuse shares that would change nothing: training moves states, inference tensors."""
     for name, nothing in (INFERENCE_OFFLOAD if training else TRAINING_OFFLOAD).items():
         if getattr(offload, name) != nothing:
-            where = "when training, which has no cache" if training else "without training"
+            where = "when training, which reads all weights and has no cache"
+            where = where if training else "without training"
             raise NotCoveredError(
                 f"offload.{name} is {getattr(offload, name)!r}: it is not costed {where}, "
                 "or leave it out",
@@ -246,9 +241,9 @@ def _filled(
 ) -> Strategy:
     given = request.strategy
     training = isinstance(request.workload, TrainWorkload)
-    weight = given.weight_dtype or _default_weight_dtype(request, model, engine)
+    weight = given.weight_dtype or default_weight_dtype(request, model, engine)
     _, computed = FORMAT_BY_QUANTIZATION.get(given.quantization or "", (None, None))
-    activation = given.activation_dtype or computed or _default_activation_dtype(weight)
+    activation = given.activation_dtype or computed or default_activation_dtype(weight)
     fields: dict[str, object] = {
         "weight_dtype": weight,
         "activation_dtype": activation,
@@ -264,44 +259,12 @@ def _filled(
     if training:
         fields |= _training_defaults(request, engine, layout, weight)
     elif not isinstance(request.workload, CompressWorkload):
-        fields["kv_cache_dtype"] = given.kv_cache_dtype or _default_kv(weight, activation, engine)
+        fields["kv_cache_dtype"] = given.kv_cache_dtype or default_kv(weight, activation, engine)
         fields["max_batch_tokens"] = given.max_batch_tokens or engine.max_batch_tokens or None
         fields["attention"] = given.attention or "flash"
     own = {name: value for name, value in given if value is not None}
     own |= {name: size for name, size in fields.items() if name in LAYOUT_FIELDS}
     return Strategy.model_validate({**fields, **own})
-
-
-# Methods that train over weights of fewer bits.
-DTYPE_BY_TRAINING: dict[str, Dtype] = {"qlora": "nf4", "alphatuning": "int4", "qft": "int8"}
-
-
-def _default_weight_dtype(request: EstimateRequest, model: ModelSpec, engine: Engine) -> Dtype:
-    workload = request.workload
-    if isinstance(workload, TrainWorkload):
-        if workload.method in DTYPE_BY_TRAINING:
-            return DTYPE_BY_TRAINING[workload.method]
-        own_runner = engine.role == "runner" and workload.method in {"pretrain", "full"}
-        if request.strategy.gradient_dtype in SIXTEEN_BIT:
-            return request.strategy.gradient_dtype
-        return "fp32" if own_runner else "bf16"
-    packed = packed_format(request.strategy.quantization)
-    if packed is not None:
-        return packed.nominal
-    named = FORMAT_BY_QUANTIZATION.get(request.strategy.quantization or "")
-    return named[0] if named else model.weight_dtype or "bf16"
-
-
-def _default_activation_dtype(weight: Dtype) -> Dtype:
-    if weight in EIGHT_BIT_FLOATS:
-        return weight
-    return unquantised_dtype(weight)
-
-
-def _default_kv(weight: Dtype, activation: Dtype, engine: Engine) -> Dtype:
-    if weight in {"fp8", "nvfp4"} and engine.fp8_kv_cache_with_fp8_weights:
-        return "fp8"
-    return activation if activation in WIDE else "bf16"
 
 
 def usual_stage(strategy: Strategy) -> int:

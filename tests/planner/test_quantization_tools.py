@@ -7,6 +7,7 @@ import pytest
 from planner.catalog.models import model_from_config
 from planner.catalog.packed import packed_format
 from planner.catalog.quantization_tools import known_methods
+from planner.cost.dtypes import weight_bytes_per_element as element
 from planner.cost.parameters import count_parameters
 from planner.errors import BadConfigError, NotCoveredError, PlannerError
 from tests.planner.asking import TINY, ask, held
@@ -56,7 +57,8 @@ TORCHAO = {"default": {"_type": "Int4WeightOnlyConfig", "_data": {"group_size": 
         ({"quant_method": "gptq", "bits": 4, "group_size": "128"}, 4 + 32 / 128),
         ({"quant_method": "gptq", "bits": 4, "group_size": -1}, 4),
         ({"quant_method": "gptq", "bits": 3, "group_size": 128}, 3 + 19 / 128),
-        ({"quant_method": "gptq", "bits": 8, "group_size": 128}, 8),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 8),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 128}, 8 * element("int8", 128)),
         ({"quant_method": "awq", "bits": 4, "group_size": 64}, 4 + 32 / 64),
         ({"quant_method": "auto-round", "bits": 2, "group_size": 128}, 2 + 18 / 128),
         ({"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"}, 4 + 8 / 32),

@@ -165,7 +165,7 @@ def test_an_alias_never_hides_another_device():
         ("NousResearch/Llama-2-7b-chat-hf", "meta-llama/Llama-2-7b"),
         ("unsloth/Meta-Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B"),
         ("Llama 2 13B", "meta-llama/Llama-2-13b"),
-        ("Mistral 7B", "mistralai/Mistral-7B-v0.1"),
+        ("Mixtral 8x7B", "mistralai/Mixtral-8x7B-v0.1"),
         ("gpt-j-6b", "EleutherAI/gpt-j-6b"),
     ],
 )
@@ -177,7 +177,16 @@ def test_a_copy_of_a_model_has_the_shape_of_the_model(named, known):
 
 
 @pytest.mark.parametrize(
-    "named", ["TheBloke/Llama-2-7B-GPTQ", "qwen25-7b", "llama", "7b", "", "mistralai/Mistral-9B"]
+    "named",
+    [
+        "TheBloke/Llama-2-7B-GPTQ",
+        "Mistral 7B",
+        "qwen25-7b",
+        "llama",
+        "7b",
+        "",
+        "mistralai/Mistral-9B",
+    ],
 )
 def test_a_name_that_says_more_or_less_is_no_copy(named):
     with pytest.raises(UnknownModelError):

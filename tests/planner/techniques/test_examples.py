@@ -207,7 +207,9 @@ def test_a_row_shows_words_of_applicability_and_computed_figures():
 
 
 def test_a_row_that_is_only_named_has_no_example():
-    row = technique_row(get("dfx"))
+    told = {"example": None, "only_named": "nobody measured it"}
+
+    row = technique_row(get("dfx").model_copy(update=told))
 
     assert row["planned"] == "applicability only"
     assert "example" not in row
