@@ -3,8 +3,9 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
-from typing import TextIO, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import TextIO, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -14,6 +15,7 @@ from planner.api import estimate, inverse, plan
 from planner.catalog.devices import get_device, list_devices
 from planner.catalog.instances import Instance, get_instance, list_instances
 from planner.catalog.models import get_entry, get_model, list_models
+from planner.catalog.nearest import nearest_names
 from planner.catalog.quality_fit import build_quality
 from planner.compression_fitting import build_compression
 from planner.cost.parameters import count_parameters
@@ -32,6 +34,7 @@ from planner.techniques.registry import TECHNIQUES, get
 
 S = TypeVar("S", bound=BaseModel)
 OK, BAD_REQUEST, NOTHING = 0, 2, 3
+NEAREST_FIELDS = 3
 # Parts of pydantic's paths that name a branch of a union and not a field.
 UNION_PARTS = frozenset(
     {"str", "ModelSpec", "dict[str,any]", "DeviceSpec", "serve", "generate", "train", "compress"}
@@ -42,11 +45,43 @@ def readable(error: ValidationError) -> BadRequestError:
     """Return the first thing that is wrong with a document: field, value, limit."""
     details = error.errors(include_url=False)
     worst = next((d for d in details if d["type"] != "string_type"), details[0])
-    path = [str(part) for part in worst["loc"] if str(part) not in UNION_PARTS]
+    path = [part for part in map(str, worst["loc"]) if _is_field(part)]
     name = ".".join(path) or "request"
     given = worst.get("input")
     shown = "" if isinstance(given, dict | list) else f" (given: {given!r})"
+    if worst["type"] == "extra_forbidden":
+        nearest = ", ".join(nearest_names(path[-1], sorted(known_fields()))[:NEAREST_FIELDS])
+        return BadRequestError(f"{name}: there is no such field{shown}; nearest: {nearest}", name)
     return BadRequestError(f"{name}: {worst['msg']}{shown}", name)
+
+
+def _is_field(part: str) -> bool:
+    return part not in UNION_PARTS and "(" not in part
+
+
+@cache
+def known_fields() -> frozenset[str]:
+    """Return the names of every field that a request may have, inner objects' too."""
+    found: set[str] = set()
+    waiting: list[type[BaseModel]] = [EstimateRequest, PlanRequest, InverseRequest]
+    seen: set[type[BaseModel]] = set()
+    while waiting:
+        spec = waiting.pop()
+        seen.add(spec)
+        found |= set(spec.model_fields)
+        inner = (
+            one for field in spec.model_fields.values() for one in _specs_in(field.annotation)
+        )
+        waiting += [one for one in inner if one not in seen]
+    return frozenset(found)
+
+
+def _specs_in(annotation: object) -> Iterator[type[BaseModel]]:
+    """Yield the specs that an annotation names, inside unions and collections too."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _specs_in(part)
 
 
 def parsed(spec: type[S], text: str) -> S:

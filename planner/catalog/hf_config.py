@@ -66,7 +66,11 @@ def model_from_config(config: dict[str, Any], model_id: str = "custom") -> Model
     reader = ConfigReader(config)
     family = _family_of(reader)
     reader.names = family.names
-    told = {name: value for name, value in reader.config.items() if name not in family.ignores}
+    told = {
+        name: value
+        for name, value in reader.config.items()
+        if name not in family.ignores and (value is not None or name not in family.defaults)
+    }
     reader.config = {**family.defaults, **told}
     if reader.get("num_hidden_layers") is None and reader.has("layers_block_type"):
         reader.config["num_hidden_layers"] = len(reader.items("layers_block_type"))

@@ -98,6 +98,7 @@ PLAIN = re.compile(r"(fp32|tf32|fp16|bf16|fp8|int8|int4|nf4|mxfp4|nvfp4|ternary)
 # Dtypes that are names of a quantisation too, and stay one.
 BOTH = frozenset({"nf4", "fp8", "nvfp4"})
 GGUF = re.compile(r"(?:gguf[ :_-]*)?(i?q\d_\w+)")
+BOTH_SIDES = re.compile(r"w\d+a\d+")
 REMARK = re.compile(r"\([^()]*\b(?:default|assumed)\b[^()]*\)")
 GROUP_SIZE = re.compile(r"\bgroup(?:[ _-]?size)?[ _-]*(\d+)")
 BETWEEN = re.compile(r"[^a-z0-9#.]+")
@@ -206,13 +207,17 @@ def read_formats(strategy: object) -> object:
         return strategy
     told: JsonObject = {name: value for name, value in strategy.items() if value is not None}
     stored = told.get("weight_dtype")
-    if isinstance(stored, str) and "quantization" not in told and not _is_dtype(stored):
+    if isinstance(stored, str) and "quantization" not in told and _is_format(stored):
         told["quantization"] = told.pop("weight_dtype")
     named = told.pop("quantization", None)
     read = read_quantization(named) if isinstance(named, str) else {"quantization": named}
     return {**({} if read == {"quantization": None} else read), **told}
 
 
-def _is_dtype(name: str) -> bool:
+def _is_format(name: str) -> bool:
+    """Return whether a dtype's field holds the name of a format that is no dtype."""
     slug = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
-    return PLAIN.fullmatch(slug) is not None or slug in DTYPES
+    if PLAIN.fullmatch(slug) or slug in DTYPES:
+        return False
+    known = read_quantization(name) != {"quantization": name}
+    return known or ":" in name or name in METHODS or BOTH_SIDES.fullmatch(slug) is not None

@@ -7,6 +7,7 @@ from planner.catalog.devices import get_device
 from planner.catalog.engines import Engine, get_engine
 from planner.catalog.instances import get_instance
 from planner.catalog.models import get_model, model_from_config
+from planner.catalog.nearest import nearest_names
 from planner.catalog.packed import packed_format
 from planner.cost.dtypes import unquantised_dtype
 from planner.cost.parameters import count_parameters
@@ -183,8 +184,8 @@ def refuse_uncovered(strategy: Strategy, *, training: bool = False) -> None:
     named = {None, *FORMAT_BY_QUANTIZATION}
     if strategy.quantization not in named and packed_format(strategy.quantization) is None:
         raise NotCoveredError(
-            f"quantization {strategy.quantization!r} cannot be costed yet: choose among "
-            f"{', '.join(FORMAT_BY_QUANTIZATION)}, gguf:q4_k_m and its like, or give "
+            f"quantization {strategy.quantization!r} cannot be costed yet{_nearest(strategy)}: "
+            f"choose among {', '.join(FORMAT_BY_QUANTIZATION)}, gguf:q4_k_m and its like, or give "
             "weight_dtype",
             "strategy.quantization",
         )
@@ -193,11 +194,16 @@ def refuse_uncovered(strategy: Strategy, *, training: bool = False) -> None:
         _refuse_offload_of_the_other_kind(strategy.offload, training=training)
 
 
+def _nearest(strategy: Strategy) -> str:
+    found = nearest_names(strategy.quantization or "", FORMAT_BY_QUANTIZATION)
+    return f" (nearest: {found[0]})" if found else ""
+
+
 def _refuse_offload_of_the_other_kind(offload: OffloadSpec, *, training: bool) -> None:
     """Refuse shares that would change nothing: training moves states, inference tensors."""
     for name, nothing in (INFERENCE_OFFLOAD if training else TRAINING_OFFLOAD).items():
         if getattr(offload, name) != nothing:
-            where = "when training, which reads all weights and has no cache"
+            where = "when training, which has no cache and reads all weights"
             where = where if training else "without training"
             raise NotCoveredError(
                 f"offload.{name} is {getattr(offload, name)!r}: it is not costed {where}, "

@@ -116,6 +116,15 @@ def test_a_wrong_field_is_named_as_the_config_names_it(config, field):
     assert caught.value.field.startswith(f"model.{field}")
 
 
+def test_a_field_that_is_null_takes_what_its_family_fills_in():
+    nas = CONFIGS["nvidia--Llama-3_3-Nemotron-Super-49B-v1"]
+    left_out = {name: value for name, value in nas.items() if name != "intermediate_size"}
+
+    null = model_from_config({**nas, "intermediate_size": None})
+
+    assert null == model_from_config(left_out)
+
+
 def test_a_contradiction_between_fields_is_told_without_the_whole_model():
     with pytest.raises(BadConfigError) as caught:
         model_from_config({**MIXTURE, "num_experts_per_tok": 9})

@@ -1,8 +1,11 @@
 """What the planner refuses: the error names the field, its value, the limit and a way out."""
 
+import json
+
 import pytest
 from pydantic import ValidationError
 
+from planner.__main__ import parsed
 from planner.errors import (
     BadRequestError,
     NotCoveredError,
@@ -10,6 +13,7 @@ from planner.errors import (
     UnknownDeviceError,
     UnknownModelError,
 )
+from planner.specs.estimate import EstimateRequest
 from planner.specs.workload import ServeWorkload, TrainWorkload
 from tests.planner.asking import (
     GENERATE,
@@ -20,6 +24,7 @@ from tests.planner.asking import (
     TINY,
     TRAIN,
     ask,
+    document,
     search,
 )
 
@@ -254,3 +259,44 @@ def test_a_tiny_model_takes_as_many_stages_as_it_has_layers_and_no_more():
     assert len(found.memory.per_stage_peak_bytes) == 6
     with pytest.raises(NotPossibleError, match="only 6 layers"):
         ask(model=TINY, devices=7, strategy={"pipeline_parallel_size": 7})
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "nearest"),
+    [
+        ({"strategy": {"tensor_paralel_size": 2}}, "strategy.tensor_paralel_size", "tensor_par"),
+        ({"workload": {**SERVE, "input_toks": 2}}, "workload.input_toks", "input_tokens"),
+        ({"strategy": {"offload": {"weights_gpu": 1}}}, "weights_gpu", "weights_cpu"),
+    ],
+)
+def test_a_field_that_there_is_not_is_refused_with_its_nearest(fields, field, nearest):
+    with pytest.raises(BadRequestError, match=nearest) as caught:
+        parsed(EstimateRequest, json.dumps(document(**fields)))
+
+    assert field in caught.value.field
+
+
+def test_a_model_of_the_wrong_type_is_named_as_the_model():
+    with pytest.raises(BadRequestError) as caught:
+        parsed(EstimateRequest, json.dumps(document(model=[1])))
+
+    assert caught.value.field == "model"
+
+
+def test_every_unknown_device_is_refused_with_some_that_are_known():
+    with pytest.raises(UnknownDeviceError) as caught:
+        ask(device="h999")
+
+    assert "h200" in caught.value.nearest
+
+
+def test_an_unknown_quantisation_names_the_nearest():
+    with pytest.raises(NotCoveredError, match="nearest: gptq"):
+        ask(strategy={"quantization": "gptqx"})
+
+
+def test_a_dtype_that_there_is_not_is_refused_as_a_dtype():
+    with pytest.raises(BadRequestError, match="nvfp4") as caught:
+        parsed(EstimateRequest, json.dumps(document(strategy={"weight_dtype": "fp6"})))
+
+    assert caught.value.field == "strategy.weight_dtype"
