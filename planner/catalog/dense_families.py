@@ -132,7 +132,9 @@ DENSE: dict[str, Family] = {
         names=GPT2_NAMES,
         defaults={"num_key_value_heads": 1},
     ),
+    "qwen2_vl": Family(attention_bias=True),
     "qwen2_vl_text": Family(attention_bias=True),
+    "qwen2_5_vl": Family(attention_bias=True),
     "qwen2_5_vl_text": Family(attention_bias=True),
     "bloom": replace(
         PLAIN_LAYERNORM,
@@ -212,5 +214,6 @@ DENSE: dict[str, Family] = {
     "olmo2": Family(qk_norm=True, qk_norm_width="full", output_bias_follows=True),
     "olmo3": Family(qk_norm=True, qk_norm_width="full", output_bias_follows=True, full_every=4),
     "seed_oss": Family(attention_bias=True),
+    "nanochat": Family(gated_mlp=False, norms_per_layer=0),
     "smollm3": Family(tied_by_default=True, output_bias_follows=True),
 }

@@ -15,8 +15,17 @@ FAMILIES: dict[str, Family] = {**DENSE, **SPARSE}
 
 # Families that are asked for by name and refused by name: they need formulas of their own.
 NOT_COVERED: dict[str, str] = {
+    "bamba": "state-space layers beside attention, whose config names them in its own way",
+    "blt": "patches of bytes instead of tokens",
+    "emu3": "a vision tokeniser inside the language model",
+    "falcon_h1": "state-space and attention heads side by side in one layer",
+    "falcon_mamba": "state-space layers of the first generation",
     "gemma3n_text": "alternating updates of parallel streams",
     "jamba": "state-space layers of the first generation",
+    "mamba": "state-space layers of the first generation",
+    "phi4_multimodal": "adapters for images and speech in every layer",
     "recurrent_gemma": "gated linear recurrences",
     "rwkv": "recurrence without attention",
+    "xlstm": "recurrence without attention",
+    "zamba": "state-space layers of the first generation",
 }

@@ -22,7 +22,9 @@ PLAIN_DECODER = (
     "vocab_size",
     "hidden_act",
 )
-NOT_PLAIN = ("num_experts", "kv_lora_rank", "ssm_state_size", "layers_block_type", "is_encoder")
+NOT_PLAIN = ("num_experts", "kv_lora_rank", "layers_block_type", "is_encoder")
+# Parts of a field's name that no plain decoder has: states, convolutions and recurrences.
+OTHER_LAYERS = ("mamba", "ssm", "state_size", "conv", "lru", "rwkv", "xlstm", "linear_attn")
 UNKNOWN_FAMILY = Family(output_bias_follows=True)
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
@@ -43,7 +45,8 @@ def _family_of(reader: ConfigReader) -> Family:
             "model.model_type",
         )
     missing = [name for name in PLAIN_DECODER if reader.get(name) is None]
-    if missing or any(reader.has(name) for name in NOT_PLAIN):
+    other = [name for name in reader.config if any(part in name for part in OTHER_LAYERS)]
+    if missing or other or any(reader.has(name) for name in NOT_PLAIN):
         known = ", ".join(sorted(FAMILIES))
         raise BadConfigError(
             f"model_type {model_type!r} is not known: covered are {known}; a dense decoder of "

@@ -38,6 +38,8 @@ class Technique(Spec):
     ``terms`` says, by figure of an estimate, with which formula it changes; ``needs`` names the
     conditions under which it applies; ``used`` lists alternatives of fields and accepted values
     by which a strategy is known to use it; ``settings`` are the strategy fields that turn it on.
+    ``headline`` is what the papers that the project came from say of it, ``reviewed`` is where:
+    the guide of Ersoy and Erşahin, the review of Rostam, Szénási and Kertész, Myneni's survey.
     ``only_named`` is the reason why no estimate shows its effect.
     """
 
@@ -47,6 +49,7 @@ class Technique(Spec):
     effect: str
     terms: dict[str, str] = {}
     source: str
+    reviewed: str = ""
     headline: str = ""
     needs: tuple[str, ...] = ()
     used: tuple[dict[str, Accepted], ...] = ()

@@ -13,7 +13,7 @@ from planner.catalog.models import get_model, model_from_config
 from planner.catalog.packed import packed_format
 from planner.catalog.quality_table import family_of
 from planner.cost.parameters import count_parameters
-from planner.errors import BadConfigError, PlannerError, UnknownNameError
+from planner.errors import BadConfigError, NotCoveredError, PlannerError, UnknownNameError
 from planner.specs.model import ModelSpec
 from tests.planner.asking import TINY
 
@@ -130,6 +130,26 @@ def test_a_contradiction_between_fields_is_told_without_the_whole_model():
         model_from_config({**MIXTURE, "num_experts_per_tok": 9})
 
     assert str(caught.value).startswith("num_experts_per_tok is 9, but num_experts is 8")
+
+
+@pytest.mark.parametrize(
+    "model_type", ["mamba", "falcon_h1", "bamba", "phi4_multimodal", "rwkv", "jamba"]
+)
+def test_a_family_with_other_layers_is_refused_by_what_they_are(model_type):
+    with pytest.raises(NotCoveredError, match=model_type) as caught:
+        model_from_config({**TINY, "hidden_act": "silu", "model_type": model_type})
+
+    assert caught.value.field == "model.model_type"
+
+
+@pytest.mark.parametrize("field", ["mamba_d_ssm", "state_size", "conv_kernel", "lru_width"])
+def test_an_unknown_family_with_states_is_no_plain_decoder(field):
+    config = {**TINY, "hidden_act": "silu", "model_type": "new_one"}
+
+    with pytest.raises(BadConfigError, match="new_one"):
+        model_from_config({**config, field: 16})
+
+    assert "not known" in model_from_config(config).note
 
 
 @pytest.mark.parametrize("name", [":4", "exl2:", ":", "exl2:nan"])

@@ -1,5 +1,7 @@
 """The registry: each technique has its source, its test of applicability and a worked example."""
 
+import re
+
 import pytest
 
 from planner.catalog.devices import get_device
@@ -115,3 +117,22 @@ def test_a_plan_names_every_technique_that_does_not_apply_to_it():
 
     for key, reason in inapplicable(case(device="h100", devices=1)).items():
         assert rejected[key].reason.split(":")[0] == reason.split(":")[0]
+
+
+PLACE = re.compile(
+    r"guide|(review|survey), [IVX]+-[A-H]\w*( and ([IVX]+-[A-H]\w*|Table \d+))*", re.ASCII
+)
+
+
+def test_where_the_papers_tell_of_a_technique_is_a_section_of_one():
+    told = [one.reviewed for one in TECHNIQUES.values() if one.reviewed]
+
+    assert len(told) >= 80
+    assert all(PLACE.fullmatch(place) for text in told for place in text.split("; "))
+
+
+def test_a_technique_that_no_paper_of_the_project_tells_of_has_its_own_source():
+    silent = [one for one in TECHNIQUES.values() if not one.reviewed]
+
+    assert len(silent) < 10
+    assert all(one.source for one in silent)
