@@ -19,6 +19,7 @@ from planner.serving_fitting import serving_case
 from planner.specs.base import Dtype, JsonObject
 from planner.specs.estimate import Estimate, EstimateRequest
 from planner.training_offload_examples import training_offload_table
+from planner.throughput_page import throughput_section
 from planner.workload.estimator import estimate_request
 
 ZERO_PARAMETERS, ZERO_RANKS = 7.5e9, 64
@@ -209,6 +210,7 @@ def accuracy_page() -> str:
         _table("Generation peak memory, fitted", _generation_errors()),
         _verdicts(),
         _table("Serving, fitted", _serving_errors()),
+        throughput_section(),
         _table("Single streams, fitted", _stream_errors()),
         _examples(),
         flexgen_table(),

@@ -21,6 +21,8 @@ GOALS = (
     ("time per output token, unseen pair", "mean", 0.15),
     ("time to first token, unseen sweep", "mean", 0.25),
     ("time to first token, unseen pair", "mean", 0.40),
+    ("throughput of full batches, unseen device", "median", 0.10),
+    ("throughput of full batches, unseen model", "median", 0.10),
 )
 VERDICT_GOAL = ("training verdict, unseen model", 0.95)
 COVERAGE_GOAL = (0.75, 0.85)

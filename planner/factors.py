@@ -22,6 +22,7 @@ from planner.serving_factors import SEEN, UNSEEN, build_serving_factors
 from planner.specs.base import JsonObject
 from planner.step_fitting import PARTS, StepCase, step_case
 from planner.step_levels import StepFactors
+from planner.throughput_fitting import throughput_factors, throughput_report
 
 Case = TypeVar("Case", MemoryCase, StepCase)
 FactorsOf = Callable[[str, str], Columns]
@@ -128,6 +129,17 @@ def training_engines() -> dict[str, Any]:
     return found
 
 
+def beside_full(
+    single: dict[str, dict[str, float]], full: dict[str, dict[str, float]]
+) -> dict[str, dict[str, float]]:
+    """Return the factors of passes with those of full batches, for every chip that has either."""
+    found = {}
+    for place in sorted({*single, *full}):
+        of_passes = single.get(place, single.get("any", {}))
+        found[place] = {**of_passes, **full.get(place, full["any"])}
+    return found
+
+
 def build_factors() -> JsonObject:
     """Return the whole factor file as a document; the same inputs give the same document."""
     engines = training_engines()
@@ -137,9 +149,16 @@ def build_factors() -> JsonObject:
         engines.setdefault(engine, {}).update(fields)
     for engine, fields in generation_factors(predictions()[0]).items():
         engines.setdefault(engine, {}).update(fields)
+    for engine, places in throughput_factors().items():
+        fields = engines.setdefault(engine, {})
+        fields["serving_factors"] = beside_full(fields.get("serving_factors", {}), places)
     return {
         "version": VERSION,
         "inputs": {f"{name}.csv": digest(name) for name in INPUTS},
-        "held_out": {**report(*predictions()), **stream_report(summary)},
+        "held_out": {
+            **report(*predictions()),
+            **stream_report(summary),
+            **throughput_report(summary),
+        },
         "engines": dict(sorted(engines.items())),
     }

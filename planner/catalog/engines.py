@@ -47,6 +47,7 @@ class Engine(Spec):
     memory_utilisation: float = 1.0
     runtime_overhead_bytes: int
     max_batch_tokens: int = 0
+    max_batch_requests: int = 0
     prompt_chunk_tokens: int = 0
     master_weights: bool = True
     keeps_gradients: bool = False
@@ -83,6 +84,7 @@ class Engine(Spec):
     stream_factors: dict[str, dict[str, float]] = Field(default_factory=dict)
     stream_spread: float | None = None
     sums_in_16_bits: bool = False
+    score_bytes: float = 0.0
     computes_on_host: bool = False
     unpack_bytes_per_element: float = 0.0
     working_set_ratio: float = 1.0

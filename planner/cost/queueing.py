@@ -141,3 +141,56 @@ def poisson_prompts_before(*, busy_ratio: Quantity) -> Quantity:
 def chance_of_company(*, in_flight: Quantity) -> Quantity:
     """Return how often an independent request finds another one that decodes."""
     return 1 - np.exp(-1 * in_flight)
+
+
+@equation(
+    "k = b · s_in / c",
+    unit="steps",
+    symbols={"running": "b", "prompt_tokens": "s_in", "chunk_tokens": "c"},
+    source=f"{BATCHING}; prompts are cut into chunks that fill the step",
+)
+def mixed_steps(*, running: Quantity, prompt_tokens: Quantity, chunk_tokens: Quantity) -> Quantity:
+    """Return how many steps read the prompts of all who run, beside their decoding."""
+    return running * prompt_tokens / chunk_tokens
+
+
+@equation(
+    "T = k · t_mixed + (s_out - k) · t_packed",
+    unit="s",
+    symbols={
+        "mixed_steps": "k",
+        "mixed_s": "t_mixed",
+        "output_tokens": "s_out",
+        "packed_s": "t_packed",
+    },
+    source="each request gets a token a step; its place is taken anew when it ends",
+)
+def cycle_seconds(
+    *, mixed_steps: Quantity, mixed_s: Quantity, output_tokens: Quantity, packed_s: Quantity
+) -> Quantity:
+    """Return the seconds in which every place of a full batch is served once."""
+    return mixed_steps * mixed_s + (output_tokens - mixed_steps) * packed_s
+
+
+@equation(
+    "T = w · T_cycle + k · t_packed",
+    unit="s",
+    symbols={"waves": "w", "cycle_s": "T_cycle", "mixed_steps": "k", "packed_s": "t_packed"},
+    source="requests of one length end together; the last to be read still decode when no one is",
+)
+def waves_seconds(
+    *, waves: Quantity, cycle_s: Quantity, mixed_steps: Quantity, packed_s: Quantity
+) -> Quantity:
+    """Return the seconds from the first prompt of a burst to its last token."""
+    return waves * cycle_s + mixed_steps * packed_s
+
+
+@equation(
+    "TTFT = wait + n · t_mixed",
+    unit="s",
+    symbols={"waited_s": "wait", "own_steps": "n", "mixed_s": "t_mixed"},
+    source="Little 1961 for the wait; then the steps that read one's own prompt and those before",
+)
+def first_token_of_many(*, waited_s: Quantity, own_steps: Quantity, mixed_s: Quantity) -> Quantity:
+    """Return the mean seconds to the first token where every place is taken."""
+    return waited_s + own_steps * mixed_s

@@ -69,7 +69,7 @@ def forward_pass(setting: Setting, ledger: Ledger, work: Pass) -> PassCost:
         ring = maximum(0.0, ring - scores.seconds)
     links = communication(run) + ring
     issue, scheduling = overhead(run)
-    parts = [dequantise(run), unpack(run), products, routed, head, scores, rest]
+    parts = [dequantise(run), unpack(run), products, routed, moving(run), head, scores, rest]
     seconds = sum(part.seconds for part in parts)
     if setting.engine.ops_per_layer and setting.device.kind != "cpu":
         # Kernels are issued ahead: only what the device cannot hide is waited for.
@@ -94,6 +94,24 @@ def elementwise(run: Operation) -> Part:
         memory_seconds,
         run.line(name, part, "memory_bandwidth", "elementwise"),
         moved_bytes=elementwise_bytes(run.setting, run.work.new_tokens),
+        memory_bytes_per_s=run.rates.memory_bytes_per_s,
+        memory_efficiency=run.rates.stream_efficiency,
+    )
+    return Part(seconds)
+
+
+def moving(run: Operation) -> Part:
+    """Cost sorting tokens by expert and summing what comes back, where tables show it."""
+    model, layout = run.setting.model, run.setting.layout
+    passes = run.setting.routing_passes(run.work.group)
+    if not passes or not model.is_moe:
+        return Part(0.0)
+    copies = run.work.new_tokens * model.num_moe_layers * model.num_experts_per_tok
+    moved = copies * model.hidden_size / layout.tensor * run.setting.activation_element_bytes
+    seconds = run.ledger.term(
+        memory_seconds,
+        run.line("Moving tokens to and from experts", "routing", "memory_bandwidth", "routing"),
+        moved_bytes=moved,
         memory_bytes_per_s=run.rates.memory_bytes_per_s,
         memory_efficiency=run.rates.stream_efficiency,
     )

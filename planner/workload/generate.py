@@ -68,6 +68,11 @@ def decode_pass(
 
     With ``drafted`` guesses of each sequence to check, the pass works on one token more than that.
     """
+    return forward_pass(setting, ledger, decode_work(setting, sequences, context, drafted))
+
+
+def decode_work(setting: Setting, sequences: float, context: float, drafted: float = 0.0) -> Pass:
+    """Return what one decode step works on."""
     checked = 1 + drafted
     ranks = setting.layout.context
     own = _per_rank(setting, sequences)
@@ -75,7 +80,7 @@ def decode_pass(
     # The host attends to what it holds: the device is left with the rest.
     kept = 1 - cache_away(setting) if attends_on_host(setting) else 1.0
     tokens = checked * where(ranks > 1, maximum(1.0, own / ranks), own)
-    work = Pass(
+    return Pass(
         group="decode",
         sequences=own,
         new_tokens=tokens,
@@ -88,7 +93,6 @@ def decode_pass(
         cached_layer_tokens=read,
         stored_layer_tokens=own * layer_tokens(setting.model, 1.0, paged=False),
     )
-    return forward_pass(setting, ledger, work)
 
 
 def micro_batches(setting: Setting, batch: float) -> float:

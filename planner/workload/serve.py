@@ -4,7 +4,7 @@ A request's life is one prefill and a decode step per further token. While it de
 requests of the batch are prefilled in between, which lengthens the gap between its tokens.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 from planner.cost.columns import any_of, either, floor, is_column, maximum, minimum, negate, where
@@ -24,6 +24,7 @@ from planner.specs.workload import ServeWorkload
 from planner.workload.forward import PassCost
 from planner.workload.inference_memory import Load, usable_bytes
 from planner.workload.outcome import Outcome, performance_of
+from planner.workload.saturated import burst_rate, saturation
 from planner.workload.setting import Setting
 from planner.workload.speculate import decoding, held_memory, prefilling
 
@@ -43,6 +44,7 @@ class _Steady:
     latency_s: float
     queue_s: float
     life_s: float
+    requests_per_s: float | None = None
 
 
 def serve(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
@@ -54,6 +56,8 @@ def serve(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
     memory = held_memory(setting, ledger, load_of(setting, workload, held))
     prompt = _prompt(setting, workload, ledger, running)
     steady = _steady(setting, workload, ledger, (running, offered), prompt)
+    if fills_places(setting, workload):
+        steady = _filled(setting, workload, ledger, steady)
     return Outcome(
         memory=memory,
         fits=most >= 1,
@@ -62,6 +66,34 @@ def serve(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
         energy_tokens_per_second=_rate(setting, workload, steady) * workload.output_tokens,
         performance=_performance(setting, workload, steady, most),
         warnings=_warnings(setting, workload, steady, (offered, most)),
+    )
+
+
+def fills_places(setting: Setting, workload: ServeWorkload) -> bool:
+    """Return whether requests never run out, so that steps read prompts and decode at once.
+
+    Guesses of a draft model and what lives off the device keep prefill and decode apart.
+    """
+    open_end = workload.concurrency is None and workload.request_rate_per_second is None
+    return open_end and not setting.strategy.speculative and not setting.strategy.offload
+
+
+def _filled(setting: Setting, workload: ServeWorkload, ledger: Ledger, steady: _Steady) -> _Steady:
+    """Return the steady state with every place taken, by steps that do both."""
+    most = setting.engine.max_batch_requests or MAX_SEARCHED_CONCURRENCY
+    places = minimum(steady.running, most * setting.layout.attention_data)
+    if workload.burst_requests is not None:
+        rate = burst_rate(setting, workload, ledger, places)
+        return replace(steady, requests_per_s=rate)
+    full = saturation(setting, workload, ledger, places)
+    latency = full.ttft_s + (workload.output_tokens - 1) * full.tpot_s
+    return replace(
+        steady,
+        tpot_s=full.tpot_s,
+        ttft_s=full.ttft_s,
+        latency_s=latency,
+        queue_s=maximum(0.0, full.ttft_s - steady.prefill.total_s),
+        requests_per_s=full.requests_per_s,
     )
 
 
@@ -273,6 +305,8 @@ def _open_loop(workload: ServeWorkload) -> ServeWorkload:
 
 def _rate(setting: Setting, workload: ServeWorkload, steady: _Steady) -> float:
     """Return the requests per second of all replicas, never more than arrive."""
+    if steady.requests_per_s is not None:
+        return setting.layout.data * steady.requests_per_s
     if workload.concurrency is not None:
         return workload.concurrency / steady.latency_s
     places = setting.layout.data * steady.running

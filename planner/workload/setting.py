@@ -25,7 +25,7 @@ from planner.specs.calibration import HostCalibration
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.model import ModelSpec, WeightPart
 from planner.specs.strategy import OffloadSpec, Strategy
-from planner.specs.workload import Workload
+from planner.specs.workload import ServeWorkload, Workload
 from planner.workload.peaks import peak_of
 from planner.workload.ranks import Layout
 
@@ -43,6 +43,8 @@ SERVER_MEMORY_BYTES_PER_S = 200e9  # eight channels of DDR4
 
 # Parts that dense models do not show take the factor of the part that is most like them.
 SHOWN_BY = {"experts": "linear", "further": "issue"}
+# A pass of a full batch that no table shows takes the factors of the pass that it is most like.
+LIKE = {"mixed": "prefill", "packed": "decode", "beside": "packed"}
 
 
 @dataclass(frozen=True)
@@ -192,18 +194,44 @@ class Setting:
         fitted = self.engine.serving_factors
         family = fitted.get(self.device.architecture) or fitted.get(ANY_ARCHITECTURE, {})
         phase, _, own = part.partition("_")
+        while phase in LIKE and f"{phase}_{SHOWN_BY.get(own, own)}" not in family:
+            phase = LIKE[phase]
+            part = f"{phase}_{own}"
         alike = family.get(f"{phase}_{SHOWN_BY.get(own, own)}", 1.0)
         return family.get(part, alike) * self._stream_factor(part)
+
+    def routing_passes(self, group: str) -> float:
+        """Return how often tables of full batches show a routed token to be read or written."""
+        fitted = self.engine.serving_factors
+        family = fitted.get(self.device.architecture) or fitted.get(ANY_ARCHITECTURE, {})
+        return family.get(f"{group}_routing", 0.0)
+
+    @cached_property
+    def _streams(self) -> dict[str, float]:
+        """Return the factors of single streams; whole batches of a generic engine have others."""
+        engine, device = self.engine, self.device
+        serves = engine.is_generic and isinstance(self.workload, ServeWorkload)
+        if self.is_measured or serves:
+            return {}
+        return engine.stream_factors.get(device.family) or engine.stream_factors.get(
+            device.kind, {}
+        )
+
+    def power_factor(self, group: str) -> float:
+        """Return what published streams multiply the seconds under the power limit with.
+
+        Zero says that nobody measured such a pass; weights of few bits are unpacked on the way.
+        """
+        family = self._streams
+        narrow = family.get(f"{group}_linear_{width_of(self)}", 1.0)
+        return family.get(f"{group}_power", 0.0) * narrow
 
     def _stream_factor(self, part: str) -> float:
         """Return what published single streams multiply a part of a pass with.
 
         Kernels for 8-bit and 4-bit weights reach another share of the bandwidth than plain ones.
         """
-        fitted, device = self.engine.stream_factors, self.device
-        if not fitted or self.is_measured:
-            return 1.0
-        family = fitted.get(device.family) or fitted.get(device.kind, {})
+        family = self._streams
         part = part.replace("_experts", "_linear")  # the same kernels read both
         narrow = family.get(f"{part}_{width_of(self)}", 1.0)
         return family.get(part, 1.0) * narrow

@@ -1,0 +1,204 @@
+"""Published throughput tables: how rows are asked, what is fitted, what the page says."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.api import estimate
+from planner.catalog.reading import data_json
+from planner.specs.estimate import EstimateRequest
+from planner.throughput_fitting import (
+    LEAST,
+    MOST,
+    PARTS,
+    PRIOR,
+    FullBatch,
+    fit_full,
+    fitted_for,
+    full_batch,
+    left_out_full,
+    model_of,
+    named,
+)
+from planner.throughput_page import predicted
+from planner.throughput_rows import (
+    REQUESTS,
+    kind_of,
+    layouts_of,
+    measured_of,
+    throughput_request,
+    throughput_rows,
+)
+
+
+def rows_of(source, kind=None):
+    found = [row for row in throughput_rows() if row["source_id"].startswith(source)]
+    return [row for row in found if kind is None or kind_of(row) == kind]
+
+
+def case(model="m", engine="e", architecture="a", seconds=None, measured_s=1.0):
+    parts = np.zeros(len(PARTS)) if seconds is None else seconds
+    return FullBatch(engine, "s", model, "d", architecture, parts, measured_s)
+
+
+def simulated(factors, count=40, seed=3, **fields):
+    """Rows whose times are exactly those of known factors."""
+    random = np.random.default_rng(seed)
+    parts = random.uniform(0.1, 1.0, (count, len(PARTS)))
+    return [case(seconds=one, measured_s=float(one @ factors), **fields) for one in parts]
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [("trtllm", 170), ("mlperf", 40), ("dstack-405b", 66), ("dstack-r1", 87), ("modelopt", 12)],
+)
+def test_as_many_rows_are_asked_as_say_enough(source, count):
+    assert len(rows_of(source)) == count
+
+
+def test_rows_without_lengths_or_with_beams_are_left_out():
+    models = {row["model"] for row in rows_of("mlperf")}
+
+    assert models == {"meta-llama/Llama-2-70b"}
+
+
+def test_rows_with_an_unstated_shared_prefix_are_left_out():
+    assert not any("shared-prefix" in row["mode"] for row in rows_of("dstack-r1"))
+
+
+def test_every_pair_of_lengths_of_the_tables_has_a_number_of_requests():
+    pairs = {(int(row["input_len"]), int(row["output_len"])) for row in rows_of("trtllm")}
+
+    assert pairs == set(REQUESTS)
+
+
+def test_attention_data_parallelism_is_asked_where_the_notes_say_it():
+    row = next(r for r in rows_of("trtllm") if r["model"].startswith("Qwen/Qwen3-235B"))
+    strategy = throughput_request(row)["strategy"]
+
+    assert strategy["attention_data_parallel_size"] == strategy["expert_parallel_size"] == 8
+    assert strategy["tensor_parallel_size"] == 1
+
+
+def test_a_dense_table_is_tensor_parallel_as_stated():
+    row = next(r for r in rows_of("trtllm") if "405B" in r["model"] and r["tp"] == "8")
+
+    assert throughput_request(row)["strategy"]["tensor_parallel_size"] == 8
+
+
+def test_a_log_without_layout_is_asked_with_every_power_of_two():
+    row = next(r for r in rows_of("mlperf") if r["num_gpus"] == "8")
+    tensor = [one["strategy"]["tensor_parallel_size"] for one in layouts_of(row)]
+
+    assert tensor == [1, 2, 4, 8]
+
+
+def test_layouts_of_several_nodes_stay_inside_a_node():
+    row = next(r for r in rows_of("mlperf") if r["num_gpus"] == "32")
+    asked = list(layouts_of(row))
+
+    assert {one["cluster"]["nodes"] for one in asked} == {4}
+    assert max(one["strategy"]["tensor_parallel_size"] for one in asked) == 8
+
+
+def test_a_gap_between_tokens_is_compared_as_a_rate():
+    row = rows_of("openvino")[0]
+
+    assert measured_of(row) == pytest.approx(1 / float(row["value"]))
+
+
+def test_the_seconds_of_a_batch_are_compared_as_a_rate():
+    row = next(r for r in rows_of("dstack-405b") if r["metric"] == "batch_latency")
+    tokens = float(row["batch_or_concurrency"]) * float(row["output_len"])
+
+    assert measured_of(row) == pytest.approx(tokens / float(row["value"]))
+
+
+def test_nothing_measured_gives_the_prior():
+    assert fit_full([]) == pytest.approx(PRIOR)
+
+
+def test_factors_are_found_again_in_what_they_made():
+    truth = np.clip(1.3 * PRIOR, LEAST, MOST)
+    cases = simulated(truth)
+    errors = [one.error(fit_full(cases)) for one in cases]
+
+    assert np.abs(errors).max() < 0.1
+    assert np.abs(errors).mean() < np.abs([one.error(PRIOR) for one in cases]).mean() / 3
+
+
+def test_no_factor_leaves_its_bounds():
+    found = fit_full(simulated(100 * PRIOR))
+
+    assert (found >= LEAST - 1e-9).all()
+    assert (found <= MOST + 1e-9).all()
+
+
+def test_a_chip_without_rows_takes_its_engines_factors():
+    cases = simulated(1.2 * PRIOR, architecture="one")
+    target = replace(cases[0], architecture="other")
+
+    assert fitted_for(cases, target) == pytest.approx(fit_full(cases))
+
+
+def test_an_engine_without_rows_takes_what_all_have_in_common():
+    cases = simulated(1.2 * PRIOR, engine="one")
+    target = replace(cases[0], engine="other")
+
+    assert fitted_for(cases, target) == pytest.approx(fit_full(cases))
+
+
+def test_a_left_out_model_is_never_seen():
+    seen = simulated(PRIOR, model="seen")
+    odd = [replace(one, model="odd", measured_s=50.0) for one in seen[:5]]
+    errors = dict(left_out_full([*seen, *odd], model_of))
+
+    assert all(errors[one] == pytest.approx(one.error(PRIOR), abs=1e-6) for one in odd)
+
+
+def test_an_estimate_asks_for_the_names_that_are_written():
+    names = named(PRIOR)
+
+    assert names["mixed_linear"] == 1.0
+    assert names["mixed_routing"] == names["packed_routing"] == 10.0
+
+
+def test_the_fitted_parts_add_up_to_what_an_estimate_says():
+    row = next(r for r in rows_of("trtllm") if "3.1-8B" in r["model"])
+    found = full_batch(row)
+    places = data_json("factors.json")["engines"]["tensorrt_llm"]["serving_factors"]
+    kept = places[found.architecture]
+    factors = [kept.get(part, kept.get(f"mixed_{part}")) for part in PARTS]
+    answer = estimate(EstimateRequest.model_validate(throughput_request(row)))
+
+    said = found.measured_s / float(found.seconds @ np.array(factors)) * measured_of(row)
+    assert answer.performance.output_tokens_per_second == pytest.approx(said, rel=1e-6)
+
+
+def test_a_closed_loop_has_no_full_batch():
+    row = rows_of("dstack-r1", "closed loop")[0]
+
+    with pytest.raises(TypeError, match="only bursts"):
+        full_batch(row)
+
+
+def test_the_fastest_layout_is_the_one_that_counts():
+    row = next(r for r in rows_of("mlperf") if r["num_gpus"] == "8" and "h200" in r["gpu_slug"])
+    rates = [
+        estimate(EstimateRequest.model_validate(one)).performance.output_tokens_per_second
+        for one in layouts_of(row)
+    ]
+
+    assert predicted(row) == pytest.approx(max(rates))
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["throughput of full batches, unseen device", "throughput of full batches, unseen model"],
+)
+def test_the_factor_file_says_how_far_unseen_tables_are_off(what):
+    found = data_json("factors.json")["held_out"][what]
+
+    assert found["n"] == 287
+    assert found["median"] <= found["mean"] <= found["p90"]
