@@ -18,8 +18,8 @@ from planner.serving_factors import serving_cases
 from planner.serving_fitting import serving_case
 from planner.specs.base import Dtype, JsonObject
 from planner.specs.estimate import Estimate, EstimateRequest
-from planner.training_offload_examples import training_offload_table
 from planner.throughput_page import throughput_section
+from planner.training_offload_examples import training_offload_table
 from planner.workload.estimator import estimate_request
 
 ZERO_PARAMETERS, ZERO_RANKS = 7.5e9, 64

@@ -6,7 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from planner.decode_fitting import PARTS, StreamCase, fit_streams, fitted, stream_cases
+from planner.catalog.engines import COMMON_SERVING
+from planner.decode_fitting import (
+    PARTS,
+    StreamCase,
+    fit_family,
+    fit_streams,
+    fitted,
+    stream_cases,
+)
 from planner.fitting import Columns
 from planner.specs.base import JsonObject
 
@@ -41,8 +49,19 @@ def engine_factors(cases: Sequence[StreamCase]) -> dict[str, dict[str, float]]:
             found.setdefault(kind, {}).update(named(group, whole))
             for family in sorted({case.family for case in of_kind} - {kind}):
                 own = (case for case in of_kind if case.family == family)
-                found.setdefault(family, {}).update(named(group, fit_streams(own, whole)))
+                found.setdefault(family, {}).update(named(group, fit_family(own, group, whole)))
     return {place: filled(factors, found, cases, place) for place, factors in found.items()}
+
+
+def common_factors(cases: Sequence[StreamCase]) -> dict[str, dict[str, float]]:
+    """Return what all engines have in common on each kind of device."""
+    found: dict[str, dict[str, float]] = {}
+    for kind in sorted({case.kind for case in cases}):
+        for group in PASSES:
+            same = [case for case in cases if (case.kind, case.group) == (kind, group)]
+            if same:
+                found.setdefault(kind, {}).update(named(group, fit_streams(same)))
+    return found
 
 
 def filled(
@@ -65,7 +84,7 @@ def filled(
 def left_out(
     cases: Sequence[StreamCase], part_of: Callable[[StreamCase], str]
 ) -> list[tuple[StreamCase, float]]:
-    """Return the error of each case, fitted without its part; lonely engines keep the physics."""
+    """Return the error of each case, fitted without its part."""
     found = []
     for part in sorted({part_of(case) for case in cases}):
         rest = [case for case in cases if part_of(case) != part]
@@ -114,7 +133,7 @@ def spread_of(errors: Sequence[float]) -> float:
 def build_stream_factors() -> dict[str, dict[str, Any]]:
     """Return the fields of every engine that describe its single streams."""
     cases = stream_cases()
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, Any]] = {COMMON_SERVING: {"stream_factors": common_factors(cases)}}
     unseen = left_out(cases, device_of)
     for engine in sorted({case.engine for case in cases}):
         own = [case for case in cases if case.engine == engine]

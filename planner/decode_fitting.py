@@ -1,7 +1,8 @@
 """Fits what single streams reach to published decode and prefill speeds, engine by engine.
 
 A pass is the matrix products, whose share of the peak belongs to the engine's kernels, the chip
-family and the width of the weights, the issuing of operators, and the rest, which stays as the
+family and the width of the weights, and which a card's power limit may hold back; attention, with
+the scores that unfused kernels write; the issuing of operators; and the rest, which stays as the
 physics says. Engines shrink towards all engines together, families towards their engine.
 """
 
@@ -24,17 +25,24 @@ from planner.serving_fitting import PART_BY_NAME
 from planner.specs.estimate import EstimateRequest
 from planner.specs.workload import GenerateWorkload
 from planner.workload.generate import generate
+from planner.workload.operators import FLOPS_PER_JOULE
 from planner.workload.resolve import resolve
 from planner.workload.setting import Setting, width_of
 
+NAMES = {**PART_BY_NAME, "Attention scores in memory": "scores"}
+PRODUCTS = ("linear_flops", "expert_flops", "output_head_flops")
 GROUPS = {DECODE: "decode", TPOT: "decode"}
-PARTS = ("linear", "linear_8bit", "linear_4bit", "attention", "issue")
-LINEAR, ATTENTION, ISSUE = (PARTS.index(part) for part in ("linear", "attention", "issue"))
+PARTS = ("linear", "linear_8bit", "linear_4bit", "attention", "issue", "scores", "power")
+LINEAR, ATTENTION, ISSUE, SCORES, POWER = (
+    PARTS.index(part) for part in ("linear", "attention", "issue", "scores", "power")
+)
 WIDTHS = {"wide": 0, "8bit": PARTS.index("linear_8bit"), "4bit": PARTS.index("linear_4bit")}
 # Reads start at 71 % of the bandwidth: a factor below 0.72 would beat it.
-LEAST = np.array([0.72, 0.8, 0.8, 0.55, 0.1])
-MOST = np.array([6.0, 6.0, 6.0, 12.0, 10.0])
+LEAST = np.array([0.72, 0.8, 0.8, 0.55, 0.1, 0.5, 0.3])
+MOST = np.array([6.0, 6.0, 6.0, 12.0, 10.0, 4.0, 4.0])
 SCALE, RIDGE = 0.5, 0.35
+# Cards of a family differ among themselves: a family moves less from its kind than an engine does.
+FAMILY_STIFFNESS = {"decode": 5.0, "prefill": 20.0}
 WEIGHT = 10.0
 LEAST_SECONDS = 1e-9
 
@@ -53,6 +61,8 @@ class StreamCase:
     linear_s: float
     attention_s: float
     issue_s: float
+    scores_s: float
+    power_s: float
     rest_s: float
     runs_ahead: bool
     measured_s: float
@@ -92,7 +102,9 @@ class Sweep:
         """Return cases as columns."""
         counts = Counter(case.alike for case in cases)
         return cls(
-            parts_s=np.array([[c.linear_s, c.attention_s, c.issue_s] for c in cases]),
+            parts_s=np.array(
+                [[c.linear_s, c.attention_s, c.issue_s, c.scores_s, c.power_s] for c in cases]
+            ),
             narrow=np.array([WIDTHS[c.width] or -1 for c in cases]),
             rest_s=np.array([c.rest_s for c in cases]),
             runs_ahead=np.array([c.runs_ahead for c in cases]),
@@ -103,8 +115,10 @@ class Sweep:
     def seconds(self, factors: Columns) -> Columns:
         """Return the seconds of every pass under these factors."""
         narrow = np.where(self.narrow < 0, 1.0, factors[self.narrow])
-        linear, attention, issue = self.parts_s.T
-        work = linear * factors[LINEAR] * narrow + attention * factors[ATTENTION] + self.rest_s
+        linear, attention, issue, scores, power = self.parts_s.T
+        products = np.maximum(linear * factors[LINEAR], power * factors[POWER]) * narrow
+        read = attention * factors[ATTENTION] + scores * factors[SCORES]
+        work = products + read + self.rest_s
         issue = issue * factors[ISSUE]
         total: Columns = np.where(self.runs_ahead, np.maximum(work, issue), work + issue)
         return total
@@ -124,10 +138,10 @@ def stream_case(row: Row) -> StreamCase:
         raise TypeError("only generated batches have streams")
     generate(setting, workload, ledger)
     group = GROUPS.get(row["metric"], "prefill")
-    parts = {"linear": 0.0, "attention": 0.0, "issue": 0.0, "rest": 0.0}
+    parts = {"linear": 0.0, "attention": 0.0, "issue": 0.0, "scores": 0.0, "rest": 0.0}
     for entry in ledger.entries:
         if entry.unit == "s" and entry.group == group:
-            part = PART_BY_NAME.get(entry.name, "rest").replace("experts", "linear")
+            part = NAMES.get(entry.name, "rest").replace("experts", "linear")
             parts[part if part in parts else "rest"] += entry.value
     share = ledger.value_of("prefill", "pipeline_share") if group == "prefill" else 0.0
     share = share or 1.0
@@ -142,10 +156,21 @@ def stream_case(row: Row) -> StreamCase:
         linear_s=parts["linear"] * share,
         attention_s=parts["attention"] * share,
         issue_s=parts["issue"] * share,
+        scores_s=parts["scores"] * share,
+        power_s=_power_seconds(setting, ledger, group) * share,
         rest_s=max(parts["rest"] * share, LEAST_SECONDS),
         runs_ahead=bool(setting.engine.ops_per_layer) and setting.device.kind != "cpu",
         measured_s=_measured_seconds(row, workload),
     )
+
+
+def _power_seconds(setting: Setting, ledger: Ledger, group: str) -> float:
+    """Return the seconds of a pass's products under the card's power limit, at factor 1."""
+    watts = setting.device.tdp_watts
+    if group != "prefill" or setting.device.kind != "gpu" or not watts:
+        return 0.0
+    flops = sum(ledger.value_of(group, key) for key in PRODUCTS)
+    return flops / watts / FLOPS_PER_JOULE
 
 
 def _measured_seconds(row: Row, workload: GenerateWorkload) -> float:
@@ -179,7 +204,9 @@ def served(row: Row) -> bool:
     return bool(engine.tpot_spreads) and not engine.is_generic
 
 
-def fit_streams(cases: Iterable[StreamCase], prior: Columns | None = None) -> Columns:
+def fit_streams(
+    cases: Iterable[StreamCase], prior: Columns | None = None, stiffness: float = 1.0
+) -> Columns:
     """Return the factors of one kind of pass, in the order of ``PARTS``, near the prior."""
     kept = tuple(cases)
     start = np.ones(len(PARTS)) if prior is None else prior
@@ -189,15 +216,24 @@ def fit_streams(cases: Iterable[StreamCase], prior: Columns | None = None) -> Co
 
     def regret(factors: Columns) -> float:
         wrong = np.abs(np.log(sweep.seconds(factors) / sweep.measured_s)) @ sweep.weights
-        return float(wrong) + RIDGE * float(np.abs(np.log(factors / start)).sum()) / SCALE
+        distance = float(np.abs(np.log(factors / start)).sum()) / SCALE
+        return float(wrong) + RIDGE * stiffness * distance
 
     return descend(regret, start, start * SCALE, LEAST, MOST)
+
+
+def fit_family(cases: Iterable[StreamCase], group: str, prior: Columns) -> Columns:
+    """Return the factors of one chip family, near those of its kind of device."""
+    return fit_streams(cases, prior, FAMILY_STIFFNESS[group])
 
 
 def fitted(cases: Sequence[StreamCase], target: StreamCase) -> Columns:
     """Return the factors that these cases give an engine on a chip: its kind's, then its family's.
 
-    An engine that no case is of keeps the physics.
+    An engine that no case is of takes what all engines have in common.
     """
-    own = [c for c in cases if (c.engine, c.group, c.kind) == target.place]
-    return fit_streams((c for c in own if c.family == target.family), fit_streams(own))
+    _, group, kind = target.place
+    alike = [case for case in cases if (case.group, case.kind) == (group, kind)]
+    own = [case for case in alike if case.engine == target.engine]
+    family = (case for case in own if case.family == target.family)
+    return fit_family(family, group, fit_streams(own or alike))

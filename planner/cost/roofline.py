@@ -116,3 +116,25 @@ def scheduling_seconds(
 ) -> Quantity:
     """Return the seconds that an engine spends on choosing and preparing one step."""
     return requests * request_overhead_s + step_overhead_s
+
+
+@equation(
+    "t = max(0, F / (W · g) - t_products)",
+    unit="s",
+    symbols={
+        "work_flops": "F",
+        "power_watts": "W",
+        "flops_per_joule": "g",
+        "products_s": "t_products",
+    },
+    source="published prompt speeds of 14 cards: in a chip family they go with the power limit",
+)
+def power_wait_seconds(
+    *,
+    work_flops: Quantity,
+    power_watts: Quantity,
+    flops_per_joule: Quantity,
+    products_s: Quantity,
+) -> Quantity:
+    """Return by how much a card's power limit lengthens its matrix products."""
+    return maximum(0.0, work_flops / (power_watts * flops_per_joule) - products_s)

@@ -1,11 +1,15 @@
 """Attention in one pass: scores and weighted sums, and the reading of the KV cache."""
 
+from dataclasses import replace
+
 from planner.cost.compute import attention_work
 from planner.cost.kv_cache import cache_bytes
+from planner.cost.roofline import memory_seconds
 from planner.workload.operators import Operation, Part
 
 # An eager cache is read and written anew when a token is appended, then read by attention.
 EAGER_KV_PASSES = 3
+FLOPS_PER_WIDTH = 4  # of a pair and head: one multiply-add for the score, one for the sum
 
 
 def attention(run: Operation) -> Part:
@@ -24,4 +28,14 @@ def attention(run: Operation) -> Part:
         setting.kv_element_bytes,
         (run.ledger, reading),
     )
-    return run.roofline(("Attention and KV-cache reads", "attention", "attention"), flops, read)
+    fused = run.roofline(("Attention and KV-cache reads", "attention", "attention"), flops, read)
+    if not setting.engine.score_bytes or run.work.absorbed:
+        return fused
+    written = run.ledger.term(
+        memory_seconds,
+        run.line("Attention scores in memory", "scores", "memory_bandwidth", "scores"),
+        moved_bytes=flops / FLOPS_PER_WIDTH / model.head_dim * setting.engine.score_bytes,
+        memory_bytes_per_s=run.rates.memory_bytes_per_s,
+        memory_efficiency=run.rates.stream_efficiency,
+    )
+    return replace(fused, seconds=fused.seconds + written)

@@ -8,11 +8,14 @@ from planner.cost.columns import Flag, is_column, maximum, where
 from planner.cost.compute import matmul_flops
 from planner.cost.equation import Ledger, Line
 from planner.cost.layers import PerGroup
-from planner.cost.roofline import roofline_seconds
+from planner.cost.roofline import power_wait_seconds, roofline_seconds
 from planner.cost.sparsity import GEMM_SPEEDUP
 from planner.specs.base import OperatorClass
 from planner.workload.setting import Rates, Setting
 
+# 16-bit products for each joule of a card's power limit before anything is fitted: 71 TFLOP/s of
+# an RTX 3090's 350 W to 174 of an H100 PCIe's (llama.cpp, 2024).
+FLOPS_PER_JOULE = 0.35e12
 ROUNDS_IN_A_NODE = 3  # eight ranks
 # Operators whose weights pruning makes sparse: the output head stays dense.
 PRUNED = frozenset({"linear", "experts"})
@@ -78,7 +81,25 @@ class Operation:
             parameters=parameters,
             num_tokens=tokens,
         )
-        return self.roofline((name, "linear", key), flops, moved_bytes)
+        products = self.roofline((name, "linear", key), flops, moved_bytes)
+        return self._held_back(products, name, key)
+
+    def _held_back(self, products: Part, name: str, key: str) -> Part:
+        """Return products as a card's power limit lets them run, where that was measured."""
+        seconds_ratio = self.setting.power_factor(self.work.group)
+        watts = self.setting.device.tdp_watts
+        if not seconds_ratio or not watts:
+            return products
+        title = f"{name}, held back by the power limit"
+        wait = self.ledger.term(
+            power_wait_seconds,
+            self.setting.line(self.work.group, title, "compute", f"{key}_power"),
+            work_flops=products.flops,
+            power_watts=watts,
+            flops_per_joule=FLOPS_PER_JOULE / seconds_ratio,
+            products_s=products.seconds,
+        )
+        return replace(products, seconds=products.seconds + wait)
 
     def roofline(self, names: tuple[str, str, str], flops: float, moved_bytes: float) -> Part:
         """Cost an operator that computes and moves bytes; ``names`` are title, part and key."""
