@@ -49,36 +49,51 @@ def _fuller(left: StageMemory, right: StageMemory) -> StageMemory:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """All stages of one strategy against the budget of a device."""
+    """All stages of one strategy against the budget of a device.
+
+    ``limits`` are capacity and usable bytes of each stage where devices are unlike.
+    """
 
     stages: tuple[StageMemory, ...]
     capacity_bytes: int
     usable_bytes: float
     host_bytes: float = 0.0
     disk_bytes: float = 0.0
+    limits: tuple[tuple[int, float], ...] = ()
 
     @property
     def fullest(self) -> StageMemory:
-        """Return the stage with the highest peak."""
+        """Return the stage with the highest peak, of unlike devices for what it may hold."""
+        if self.limits:
+            pairs = zip(self.stages, self.limits, strict=True)
+            return max(pairs, key=lambda pair: pair[0].peak_bytes / pair[1][1])[0]
         return max(self.stages, key=lambda stage: stage.peak_bytes)
 
     @property
     def peak_bytes(self) -> float:
         """Return the highest peak of any device."""
+        if self.limits:
+            return self.fullest.peak_bytes
         return largest(stage.peak_bytes for stage in self.stages)
 
     @property
     def fits(self) -> bool:
         """Return whether the fullest device stays within its usable memory."""
+        if self.limits:
+            pairs = zip(self.stages, self.limits, strict=True)
+            return all(stage.peak_bytes <= usable for stage, (_, usable) in pairs)
         return self.peak_bytes <= self.usable_bytes
 
     def answer(self) -> MemoryAnswer:
         """Return the figures as a document; classes that do not occur are absent."""
         classes = self.fullest.by_class
+        tightest = self.stages.index(self.fullest)
+        capacity = self.limits[tightest][0] if self.limits else self.capacity_bytes
         return MemoryAnswer(
             per_device_peak_bytes=round(self.peak_bytes),
-            capacity_bytes=self.capacity_bytes,
+            capacity_bytes=capacity,
             breakdown_bytes={name: round(classes[name]) for name in CLASSES if classes.get(name)},
+            per_stage_capacity_bytes=tuple(room for room, _ in self.limits) or None,
             per_stage_peak_bytes=tuple(round(stage.peak_bytes) for stage in self.stages),
             host_bytes=round(self.host_bytes) or None,
             disk_bytes=round(self.disk_bytes) or None,

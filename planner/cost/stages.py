@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.cost.columns import Flag, any_of, ceil, is_column, maximum, where
+from planner.cost.equation import equation
 from planner.cost.quantity import Quantity
 from planner.cost.weights import stage_layers, stage_vocabulary
 from planner.specs.model import ModelSpec
@@ -25,7 +26,9 @@ class Share:
 Column = npt.NDArray[np.float64]
 
 
-def shares_of(model: ModelSpec, stages: Quantity, split: Sequence[int] = ()) -> tuple[Share, ...]:
+def shares_of(
+    model: ModelSpec, stages: Quantity, split: Sequence[Quantity] = ()
+) -> tuple[Share, ...]:
     """Return what each stage holds, by an explicit split of the layers or an even one.
 
     Of a column of stage counts only the stages that can be the fullest are given: the first, the
@@ -63,12 +66,25 @@ class Pace:
     """The work of the stage that all others wait for.
 
     ``layers`` and ``heads`` are what it computes; ``even_stages`` is how many stages as busy as
-    this one the whole model would make: fewer than there are, unless all are alike.
+    this one the whole model would make: fewer than there are, unless all are alike. ``even_work``
+    is the same of the arithmetic, where stages of unlike devices are busy with unlike shares.
     """
 
     layers: float
     heads: float
     even_stages: float
+    even_work: float | None = None
+
+
+@equation(
+    "t_s = k · t_layer + t_rest",
+    unit="s",
+    symbols={"layers": "k", "layer_s": "t_layer", "rest_s": "t_rest"},
+    source="of a micro-batch, forward and backward; the slowest stage sets the pace",
+)
+def stage_time(*, layers: Quantity, layer_s: Quantity, rest_s: Quantity) -> Quantity:
+    """Return the seconds of a micro-batch on one stage, its layers apart from all else."""
+    return layers * layer_s + rest_s
 
 
 def pace_of(

@@ -6,6 +6,7 @@ from planner.exports.torchrun import torchrun_arguments
 from planner.exports.training import (
     ADAPTERS,
     FUSED_UPDATES,
+    is_uneven,
     layout_notes,
     optimizer_of,
     steps_of,
@@ -94,6 +95,8 @@ def _layout(case: ExportCase) -> list[str]:
         ),
     )
     flags = _pairs(*((flag, size) for flag, size in sizes if size > 1))
+    if is_uneven(case):
+        flags += ["--pipeline-model-parallel-layout", stage_layout(case)]
     if case.strategy.sequence_parallel and case.size("tensor") > 1:
         flags.append("--sequence-parallel")
     stage = case.strategy.zero_stage or 0
@@ -102,6 +105,15 @@ def _layout(case: ExportCase) -> list[str]:
     if stage in SHARDING:
         flags += ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", SHARDING[stage]]
     return flags
+
+
+def stage_layout(case: ExportCase) -> str:
+    """Return the stages as Megatron-LM spells them: E embeds, t is a layer, L the loss.
+
+    Source: Megatron-LM, docs, "Custom Pipeline Model Parallel Layout".
+    """
+    stages = [f"t*{held}" for held in case.plan.memory.per_stage_layers or ()]
+    return f"E{'|'.join(stages)}L"
 
 
 def _memory(case: ExportCase) -> list[str]:
@@ -150,7 +162,7 @@ def megatron_notes(case: ExportCase) -> Notes:
         notes.append(f"Megatron-LM has no method {method}: these arguments train all weights")
     if optimizer_of(case) not in OPTIMIZERS:
         notes.append(f"Megatron-LM has no optimiser {optimizer_of(case)}: its own is used")
-    said = frozenset({"tensor", "pipeline", "context", "expert"})
+    said = frozenset({"layers", "tensor", "pipeline", "context", "expert"})
     notes += layout_notes(case, said, "Megatron-LM")
     if case.strategy.pipeline_schedule in {"gpipe", "zero_bubble"}:
         notes.append(

@@ -48,4 +48,14 @@ def layout_notes(case: ExportCase, said: frozenset[str], title: str) -> Notes:
     axes = ("tensor", "pipeline", "context", "expert")
     lost = [f"{axis} parallel {case.size(axis)}" for axis in axes if case.size(axis) > 1]
     unsaid = [words for words in lost if words.split()[0] not in said]
-    return (f"{title} does not say {', '.join(unsaid)}: the script must",) if unsaid else ()
+    notes = [f"{title} does not say {', '.join(unsaid)}: the script must"] if unsaid else []
+    if is_uneven(case) and "layers" not in said:
+        shown = ", ".join(str(held) for held in case.plan.memory.per_stage_layers or ())
+        notes.append(f"the stages hold {shown} layers: {title} splits them evenly unless told")
+    return tuple(notes)
+
+
+def is_uneven(case: ExportCase) -> bool:
+    """Return whether stages differ by more than the one layer that a remainder leaves."""
+    layers = case.plan.memory.per_stage_layers
+    return layers is not None and max(layers) - min(layers) > 1

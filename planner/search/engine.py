@@ -19,6 +19,7 @@ from planner.search.select import Table, best_rows, frontier_rows, lost_families
 from planner.search.serving_space import serving_blocks
 from planner.search.suggest import suggestions
 from planner.search.training_space import training_blocks
+from planner.search.unlike_space import unlike_strategies
 from planner.specs.cluster import ClusterSpec
 from planner.specs.estimate import Estimate
 from planner.specs.plan import (
@@ -154,6 +155,9 @@ def scored(
     parts: list[Scores] = []
     refused: PlannerError | None = None
     blocks: tuple[Block, ...] = ()
+    workload = question.request.workload
+    if question.cluster.other_nodes and isinstance(workload, TrainWorkload):
+        return score_exactly(question, unlike_strategies(question, workload))
     try:
         blocks = blocks_of(question)
     except (NotPossibleError, NotCoveredError) as error:

@@ -68,7 +68,9 @@ def memory_of(cluster: ClusterSpec) -> int:
         PlannerError: a name is unknown.
     """
     found = resolve_cluster(cluster)
-    return resolve_device(found.device).memory_bytes * found.num_devices
+    own = resolve_device(found.device).memory_bytes * found.devices_per_node * found.nodes
+    others = found.other_nodes
+    return own + sum(resolve_device(one.device).memory_bytes * one.num_devices for one in others)
 
 
 def questions(request: PlanRequest) -> Iterator[Question]:

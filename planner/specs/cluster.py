@@ -106,18 +106,34 @@ class DeviceSpec(SparseSpec):
         return self.id.startswith(GEFORCE) and not self.id.endswith("-ada")
 
 
+class NodeGroup(SparseSpec):
+    """Nodes of another device in the same cluster."""
+
+    device: str | DeviceSpec
+    devices_per_node: PositiveInt = 1
+    nodes: PositiveInt = 1
+
+    @property
+    def num_devices(self) -> int:
+        """Return how many devices the group has in all."""
+        return self.devices_per_node * self.nodes
+
+
 class ClusterSpec(SparseSpec):
     """``nodes`` times ``devices_per_node`` of one device; what is given overrides the catalog.
 
     ``instance`` is the id of a cloud offer, which brings the device, how many of them a node
     has, its memory and its price; a cluster that is nothing but such an id may be that text.
-    ``grid_gco2_per_kwh`` and ``electricity_usd_per_kwh`` are those of the place, where known.
+    ``other_nodes`` come after these, each group with a device of its own: pipeline stages are
+    dealt to the nodes in this order. ``grid_gco2_per_kwh`` and
+    ``electricity_usd_per_kwh`` are those of the place, where known.
     """
 
     device: str | DeviceSpec
     instance: str | None = None
     devices_per_node: PositiveInt = 1
     nodes: PositiveInt = 1
+    other_nodes: tuple[NodeGroup, ...] = ()
     intra_node_bandwidth_bytes_per_second: PositiveFloat | None = None
     inter_node_bandwidth_bytes_per_second: PositiveFloat | None = None
     host_memory_bytes: PositiveInt | None = None
@@ -139,4 +155,5 @@ class ClusterSpec(SparseSpec):
     @property
     def num_devices(self) -> int:
         """Return how many devices there are in all."""
-        return self.devices_per_node * self.nodes
+        others = sum(group.num_devices for group in self.other_nodes)
+        return self.devices_per_node * self.nodes + others

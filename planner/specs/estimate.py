@@ -56,12 +56,18 @@ class Term(SparseSpec):
 
 
 class MemoryAnswer(SparseSpec):
-    """What the fullest device holds at its peak, by tensor class."""
+    """What the fullest device holds at its peak, by tensor class.
+
+    A pipeline says how many layers each stage holds, and on unlike devices what each one has.
+    """
 
     per_device_peak_bytes: int
     capacity_bytes: int
     breakdown_bytes: dict[str, int]
     per_stage_peak_bytes: tuple[int, ...]
+    per_stage_layers: tuple[int, ...] | None = None
+    per_stage_capacity_bytes: tuple[int, ...] | None = None
+    per_stage_devices: tuple[str, ...] | None = None
     host_bytes: int | None = None
     disk_bytes: int | None = None
 

@@ -14,8 +14,9 @@ from planner.catalog.quality import (
 )
 from planner.cost.columns import Flag
 from planner.cost.equation import Ledger, Unrecorded
+from planner.errors import NotCoveredError
 from planner.specs.base import Dtype
-from planner.specs.estimate import Estimate, EstimateRequest, Quality
+from planner.specs.estimate import Estimate, EstimateRequest, MemoryAnswer, Quality
 from planner.specs.workload import (
     CompressWorkload,
     GenerateWorkload,
@@ -34,6 +35,7 @@ from planner.workload.setting import Setting
 from planner.workload.training_memory import training_memory
 from planner.workload.training_run import train_run
 from planner.workload.under_load import under_load
+from planner.workload.unlike import mean_device
 
 GIB = 1024**3
 BILLION = 1e9
@@ -57,8 +59,11 @@ def estimate_request(
     short = _tier_warnings(setting, outcome)
     if short:
         outcome = replace(outcome, fits=False)
-    spent = expense(setting, outcome, ledger, rented_devices(setting))
-    memory = outcome.memory.answer()
+    paid = (
+        replace(setting, device=mean_device(setting)) if setting.cluster.other_nodes else setting
+    )
+    spent = expense(paid, outcome, ledger, rented_devices(setting))
+    memory = _stage_by_stage(setting, outcome)
     confidence = confidence_of(setting)
     return Estimate(
         id=request.id,
@@ -93,6 +98,12 @@ def estimate_request(
 def run(setting: Setting, ledger: Ledger) -> Outcome:
     """Return the costs of a setting's workload."""
     workload = setting.workload
+    if setting.cluster.other_nodes and not isinstance(workload, TrainWorkload):
+        raise NotCoveredError(
+            f"{workload.kind} on unlike nodes is not costed: its replicas are independent, so ask "
+            "for the nodes of each kind by themselves",
+            "cluster.other_nodes",
+        )
     match workload:
         case ServeWorkload():
             pooled = setting.strategy.disaggregated is not None
@@ -103,6 +114,16 @@ def run(setting: Setting, ledger: Ledger) -> Outcome:
             return train_run(setting, workload, ledger)
         case CompressWorkload():
             return compress(setting, workload, ledger)
+
+
+def _stage_by_stage(setting: Setting, outcome: Outcome) -> MemoryAnswer:
+    """Return what the devices hold; of a pipeline also how many layers each stage has."""
+    memory = outcome.memory.answer()
+    layers = outcome.stage_layers or tuple(int(float(share.layers)) for share in setting.shares)
+    if len(layers) < 2 or len(layers) != len(memory.per_stage_peak_bytes):  # noqa: PLR2004 - one stage has nothing to tell apart
+        return memory
+    found = {"per_stage_layers": layers, "per_stage_devices": outcome.stage_devices or None}
+    return memory.model_copy(update=found)
 
 
 def fits_of(setting: Setting) -> Flag:

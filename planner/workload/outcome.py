@@ -22,7 +22,8 @@ class Outcome:
     """Memory, speed, and where the time goes.
 
     ``seconds_by_class`` is the main step's time by operator class; ``phases`` has the same for
-    each phase that a job can measure by itself.
+    each phase that a job can measure by itself; ``stage_layers`` and ``stage_devices``
+    say how an uneven pipeline is split.
     """
 
     memory: MemoryUse
@@ -32,6 +33,8 @@ class Outcome:
     phases: Mapping[str, Mapping[str, float]]
     energy_tokens_per_second: float | None = None
     warnings: tuple[str, ...] = field(default=())
+    stage_layers: tuple[int, ...] = ()
+    stage_devices: tuple[str, ...] = ()
 
     @property
     def bound_by(self) -> str:

@@ -14,7 +14,7 @@ from planner.cost.parameters import count_parameters
 from planner.cost.sparsity import reason_against
 from planner.errors import BadRequestError, NotCoveredError, NotPossibleError
 from planner.specs.base import Dtype
-from planner.specs.cluster import ClusterSpec, DeviceSpec
+from planner.specs.cluster import ClusterSpec, DeviceSpec, NodeGroup
 from planner.specs.estimate import EstimateRequest
 from planner.specs.model import ModelSpec
 from planner.specs.strategy import OffloadSpec, Strategy
@@ -80,6 +80,8 @@ def resolve_cluster(cluster: ClusterSpec) -> ClusterSpec:
         UnknownNameError: a catalog has no such device or instance.
         BadRequestError: the instance's card is not in the device catalog.
     """
+    if cluster.other_nodes:
+        cluster = cluster.model_copy(update={"other_nodes": _resolved(cluster.other_nodes)})
     if cluster.instance is None:
         device = resolve_device(cluster.device)
         known = device is cluster.device
@@ -98,6 +100,13 @@ def resolve_cluster(cluster: ClusterSpec) -> ClusterSpec:
     device = get_device(offer.device).model_copy(update=priced)
     own = {name: value for name, value in brought.items() if name not in given}
     return cluster.model_copy(update={"device": device, "instance": offer.id, **own})
+
+
+def _resolved(groups: tuple[NodeGroup, ...]) -> tuple[NodeGroup, ...]:
+    """Return groups of nodes with their devices looked up."""
+    return tuple(
+        group.model_copy(update={"device": resolve_device(group.device)}) for group in groups
+    )
 
 
 def resolve(request: EstimateRequest) -> Setting:

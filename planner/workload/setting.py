@@ -16,6 +16,7 @@ from planner.cost.dtypes import (
 )
 from planner.cost.equation import Line, Origin
 from planner.cost.parameters import ParameterCounts
+from planner.cost.quantity import Quantity
 from planner.cost.queueing import ArrivalHabits
 from planner.cost.sparsity import runs_sparse, stored_bits
 from planner.cost.stages import Share, shares_of
@@ -49,7 +50,10 @@ LIKE = {"mixed": "prefill", "packed": "decode", "beside": "packed"}
 
 @dataclass(frozen=True)
 class Setting:
-    """One strategy on one cluster, with every default filled in."""
+    """One strategy on one cluster, with every default filled in.
+
+    ``split`` says how many layers each pipeline stage holds where that is no even split.
+    """
 
     model: ModelSpec
     counts: ParameterCounts
@@ -60,6 +64,7 @@ class Setting:
     strategy: Strategy
     layout: Layout
     host_calibration: HostCalibration | None = None
+    split: tuple[Quantity, ...] = ()
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -80,7 +85,7 @@ class Setting:
     @cached_property
     def shares(self) -> tuple[Share, ...]:
         """Return what each pipeline stage holds of the model."""
-        return shares_of(self.model, self.layout.pipeline)
+        return shares_of(self.model, self.layout.pipeline, self.split)
 
     @cached_property
     def packed(self) -> PackedFormat | None:

@@ -4,8 +4,10 @@ from dataclasses import dataclass, replace
 
 from planner.cost.columns import maximum, where
 from planner.cost.dtypes import element_bytes
-from planner.cost.equation import Ledger
+from planner.cost.equation import Ledger, Unrecorded
+from planner.cost.memory import MemoryUse
 from planner.cost.roofline import memory_seconds, overhead_seconds
+from planner.cost.stages import Pace
 from planner.cost.training_states import STATE_BYTES, zero_shards
 from planner.cost.training_step import step_seconds, zero_bubble_divisor
 from planner.specs.workload import TrainWorkload
@@ -54,8 +56,24 @@ class _MicroBatch:
 
 def train(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outcome:
     """Return what one training step costs, and the whole run when its length is given."""
-    step = _Step(setting, workload, ledger)
-    memory = training_memory(setting, ledger, workload)
+    return at_pace(setting, workload, ledger, training_memory(setting, ledger, workload))
+
+
+def stage_seconds(setting: Setting, workload: TrainWorkload, pace: Pace) -> float:
+    """Return the seconds of one micro-batch on a stage of the setting's device."""
+    step = _Step(setting, workload, Unrecorded(), pace)
+    return step.beside_tiers(step.micro_batch()).total_s
+
+
+def at_pace(
+    setting: Setting,
+    workload: TrainWorkload,
+    ledger: Ledger,
+    memory: MemoryUse,
+    pace: Pace | None = None,
+) -> Outcome:
+    """Return what one step costs at the pace of its slowest stage, with what the stages hold."""
+    step = _Step(setting, workload, ledger, pace)
     micro = step.beside_tiers(step.micro_batch())
     exposed, update = step.exchange(micro), step.update()
     layout = setting.layout
@@ -101,20 +119,28 @@ def train(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outcome:
 class _Step:
     """The parts of one step on one device."""
 
-    def __init__(self, setting: Setting, workload: TrainWorkload, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        workload: TrainWorkload,
+        ledger: Ledger,
+        pace: Pace | None = None,
+    ) -> None:
         self.setting, self.workload, self.ledger = setting, workload, ledger
         self.rates: Rates = rates_of(setting)
         # One device does its share of a replica's work: 1 / (tensor x pipeline).
         self.share = setting.layout.tensor * setting.layout.pipeline
-        self.kernels = Kernels(setting, workload, ledger, self.rates)
+        self.kernels = Kernels(setting, workload, ledger, self.rates, pace)
         self.pace = self.kernels.pace
-        self.links = Exchange(setting, self.rates, ledger, self.kernels.tokens)
+        parts = 1 / self.kernels.layer_share if pace else None
+        self.links = Exchange(setting, self.rates, ledger, self.kernels.tokens, parts)
         self.tiers = TrainingTiers(setting, ledger)
 
     @property
     def evenness(self) -> float:
         """Return the mean stage's work as a share of the busiest one's."""
-        return self.pace.even_stages / self.setting.layout.pipeline
+        work = self.pace.even_work or self.pace.even_stages
+        return work / self.setting.layout.pipeline
 
     @property
     def bubble_chunks(self) -> float:

@@ -69,8 +69,17 @@ class Shards:
 class Exchange:
     """The exchanges of one step on one device, each recorded as it is costed."""
 
-    def __init__(self, setting: Setting, rates: Rates, ledger: Ledger, tokens: float) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        rates: Rates,
+        ledger: Ledger,
+        tokens: float,
+        parts: float | None = None,
+    ) -> None:
         self.setting, self.rates, self.ledger, self.tokens = setting, rates, ledger, tokens
+        # A stage computes one of so many parts of the layers: an even share unless told.
+        self.parts = setting.layout.pipeline if parts is None else parts
 
     def micro_batch(self, attention_s: float, recomputed: float) -> float:
         """Cost what one micro-batch sends; the ring hides behind ``attention_s`` of arithmetic.
@@ -97,7 +106,7 @@ class Exchange:
             ranks=layout.tensor,
             link_bytes_per_s=ring_link(setting, self.rates, layout.tensor, 1.0),
             latency_s=self.rates.latency_s,
-            count=passes * setting.model.num_blocks / layout.pipeline,
+            count=passes * setting.model.num_blocks / self.parts,
         )
 
     def _experts(self, payload_bytes: float, passes: float) -> float:
@@ -110,7 +119,7 @@ class Exchange:
             ranks=layout.expert,
             link_bytes_per_s=link_for(setting, self.rates, layout.expert),
             latency_s=self.rates.latency_s,
-            count=passes * model.num_moe_layers / layout.pipeline,
+            count=passes * model.num_moe_layers / self.parts,
         )
 
     def _ring(self, attention_s: float) -> float:
@@ -124,7 +133,7 @@ class Exchange:
             ranks=layout.context,
             link_bytes_per_s=link_for(setting, self.rates, layout.tensor * layout.context),
             latency_s=self.rates.latency_s,
-            count=RING_PASSES * model.num_hidden_layers / layout.pipeline,
+            count=RING_PASSES * model.num_hidden_layers / self.parts,
         )
         return self.ledger.term(
             exposed_seconds,

@@ -9,7 +9,7 @@ from planner.cost.dtypes import WIDE, element_bytes
 from planner.cost.equation import Ledger
 from planner.cost.quantity import Quantity
 from planner.cost.roofline import compute_seconds, memory_seconds
-from planner.cost.stages import pace_of
+from planner.cost.stages import Pace, pace_of
 from planner.cost.training_states import lora_widths
 from planner.specs.workload import TrainWorkload
 from planner.workload.forward import elementwise_bytes
@@ -56,7 +56,12 @@ class Kernels:
     """The kernels of one micro-batch on one device, forward and backward, each recorded."""
 
     def __init__(
-        self, setting: Setting, workload: TrainWorkload, ledger: Ledger, rates: Rates
+        self,
+        setting: Setting,
+        workload: TrainWorkload,
+        ledger: Ledger,
+        rates: Rates,
+        pace: Pace | None = None,
     ) -> None:
         self.setting, self.workload, self.ledger, self.rates = setting, workload, ledger, rates
         layout = setting.layout
@@ -67,7 +72,9 @@ class Kernels:
         linear = self.dense + counts.experts_active
         self.head = model.vocab_size * model.hidden_size
         layers = model.num_hidden_layers
-        self.pace = pace_of(layers, layout.pipeline, linear / layers, self.head, layout.chunks)
+        self.pace = pace or pace_of(
+            layers, layout.pipeline, linear / layers, self.head, layout.chunks
+        )
         self.layer_share = self.pace.layers / layers
 
     @property

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import cast
 
 from planner.cost.activations import (
     LOSS_FP32_COPIES,
@@ -17,7 +18,7 @@ from planner.cost.activations import (
     loss_bytes,
     score_bytes,
 )
-from planner.cost.columns import where
+from planner.cost.columns import maximum, where
 from planner.cost.dtypes import WIDE, element_bytes
 from planner.cost.equation import Ledger, Unrecorded
 from planner.cost.memory import MemoryUse, StageMemory, fullest_of
@@ -109,6 +110,13 @@ def stage_moments(setting: Setting, workload: TrainWorkload) -> tuple[StageMemor
     return tuple(moment for moments in whole for moment in moments)
 
 
+def stage_memory(
+    setting: Setting, ledger: Ledger, workload: TrainWorkload, index: int
+) -> StageMemory:
+    """Return what one pipeline stage holds at its fullest moment."""
+    return _Stage(setting, ledger, workload, index).memory()
+
+
 class _Stage:
     """One pipeline stage of a training run."""
 
@@ -117,7 +125,7 @@ class _Stage:
     ) -> None:
         self.setting, self.ledger, self.workload, self.index = setting, ledger, workload, index
         self.share = setting.shares[index]
-        self.layers = int(self.share.layers)
+        self.layers = cast("float", self.share.layers)
 
     def memory(self) -> StageMemory:
         """Return the stage's bytes by tensor class at its fullest moment."""
@@ -200,7 +208,7 @@ class _Stage:
         layer, attention or feed-forward: one works while the other arrives.
         """
         shards, fetched = self._shards(3), weights_share(self.setting.offload)
-        layer = sharded * shards / max(1, self.layers)
+        layer = sharded * shards / maximum(1, self.layers)
         return layer * where(shards > 1, 2.0 - fetched, fetched)
 
     def autocast_copies(self) -> float:
@@ -240,7 +248,7 @@ class _Stage:
             dtype = "bf16"
         bytes_each = element_bytes(dtype)
         if self.workload.method in FUSED_METHODS:
-            bytes_each /= self.layers
+            bytes_each = bytes_each / self.layers
         return self._state("Gradients", "gradients", bytes_each, self._shards(2))
 
     def optimizer_states(self) -> float:

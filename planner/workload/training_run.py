@@ -7,11 +7,12 @@ from planner.specs.workload import TrainWorkload
 from planner.workload.outcome import Outcome
 from planner.workload.setting import Setting
 from planner.workload.train import train
+from planner.workload.unlike import train_unlike
 
 
 def train_run(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outcome:
     """Return what a training run costs: its longest step, and the run as it is scheduled."""
-    outcome = train(setting, workload, ledger)
+    outcome = _step(setting, workload, ledger)
     if not workload.length_schedule and not workload.time_budget_seconds:
         return outcome
     rate = _mean_rate(setting, workload, outcome)
@@ -22,6 +23,12 @@ def train_run(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outc
     elif workload.tokens:
         found = {"duration_seconds": workload.tokens / rate}
     return replace(outcome, performance=outcome.performance.model_copy(update=found))
+
+
+def _step(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outcome:
+    """Return what one step costs, its layers split unevenly where devices are unlike."""
+    unlike = bool(setting.cluster.other_nodes)
+    return (train_unlike if unlike else train)(setting, workload, ledger)
 
 
 def _mean_rate(setting: Setting, workload: TrainWorkload, outcome: Outcome) -> float:
@@ -40,7 +47,7 @@ def _rate_at(setting: Setting, workload: TrainWorkload, length: int) -> float:
     more = workload.sequence_length / length
     shorter = workload.model_copy(update={"sequence_length": length})
     rows = replace(setting.layout, micro_batch=setting.layout.micro_batch * more)  # type: ignore[arg-type]  # a mean number of rows
-    found = train(replace(setting, workload=shorter, layout=rows), shorter, Unrecorded())
+    found = _step(replace(setting, workload=shorter, layout=rows), shorter, Unrecorded())
     return _rate_of(found) * more
 
 

@@ -15,6 +15,7 @@ from planner.exports.deepspeed import DEEPSPEED, deepspeed_config
 from planner.exports.megatron import MEGATRON, megatron_arguments
 from planner.exports.torchrun import TORCHRUN, torchrun_arguments
 from planner.exports.torchtitan import TORCHTITAN, torchtitan_text
+from planner.exports.training import layout_notes
 from tests.planner.asking import MIXTRAL
 from tests.planner.exports.making import trained
 
@@ -286,3 +287,30 @@ def test_replicas_that_do_not_shard_stay_replicas():
 
     assert chosen["config.parallelism.data_parallel_replicate_degree"] == "8"
     assert chosen["config.parallelism.data_parallel_shard_degree"] == "1"
+
+
+UNEVEN = {"per_stage_layers": [12, 12, 5, 3]}
+
+
+def test_megatron_is_told_which_stage_holds_how_many_layers():
+    case = trained(engine="megatron", memory=UNEVEN, pipeline_parallel_size=4)
+    arguments = megatron_arguments(case)
+
+    at = arguments.index("--pipeline-model-parallel-layout")
+    assert arguments[at + 1] == "Et*12|t*12|t*5|t*3L"
+
+
+def test_an_even_pipeline_needs_no_layout():
+    even = {"per_stage_layers": [8, 8, 8, 8]}
+    case = trained(engine="megatron", memory=even, pipeline_parallel_size=4)
+
+    assert "--pipeline-model-parallel-layout" not in megatron_arguments(case)
+
+
+def test_a_format_without_words_for_an_uneven_split_says_it_in_a_note():
+    case = trained(memory=UNEVEN, pipeline_parallel_size=4)
+    notes = layout_notes(case, frozenset({"pipeline"}), "torchtitan")
+
+    assert notes == (
+        "the stages hold 12, 12, 5, 3 layers: torchtitan splits them evenly unless told",
+    )
