@@ -7,10 +7,15 @@ from typing import get_args
 
 import pytest
 
+from planner.catalog.devices import get_device
+from planner.catalog.engines import engine_name
 from planner.catalog.instances import list_instances
+from planner.catalog.models import get_model
+from planner.catalog.packed import packed_format
 from planner.exports.registry import FORMATS
 from planner.specs.cluster import ClusterSpec
 from planner.specs.inverse import InverseQuestion
+from planner.specs.spellings import read_quantization
 from planner.workload.resolve import resolve_cluster
 
 PAGE = (Path(__file__).parents[2] / "templates" / "docs" / "planner.md").read_text("utf-8")
@@ -40,3 +45,23 @@ def test_the_pages_clusters_are_ones_that_the_planner_takes(example):
 
 def test_the_page_has_examples():
     assert len(EXAMPLES) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("NousResearch/Llama-2-7b-chat-hf", lambda n: get_model(n).id == "meta-llama/Llama-2-7b"),
+        ("NVIDIA H100 80GB HBM3", lambda n: get_device(n).id == "h100-sxm5-80gb"),
+        ("Tesla T4", lambda n: get_device(n).id == "t4"),
+        ("TensorRT-LLM", lambda n: engine_name(n) == "tensorrt_llm"),
+        ("Megatron-LM", lambda n: engine_name(n) == "megatron"),
+        ("gptq-int4 g128", lambda n: read_quantization(n)["group_size"] == 128),
+        ("bnb.nf4-dq", lambda n: read_quantization(n)["quantization"] == "nf4"),
+        ("int4 (awq g128)", lambda n: read_quantization(n)["quantization"] == "awq"),
+        ("gguf:3.9", lambda n: packed_format(n).linear_bits == 3.9),
+        ("exl2:4.25", lambda n: packed_format(n).linear_bits == 4.25),
+    ],
+)
+def test_every_name_that_the_page_gives_is_read(name, meant):
+    assert f"`{name}`" in PAGE
+    assert meant(name)
