@@ -129,17 +129,6 @@ def training_engines() -> dict[str, Any]:
     return found
 
 
-def beside_full(
-    single: dict[str, dict[str, float]], full: dict[str, dict[str, float]]
-) -> dict[str, dict[str, float]]:
-    """Return the factors of passes with those of full batches, for every chip that has either."""
-    found = {}
-    for place in sorted({*single, *full}):
-        of_passes = single.get(place, single.get("any", {}))
-        found[place] = {**of_passes, **full.get(place, full["any"])}
-    return found
-
-
 def build_factors() -> JsonObject:
     """Return the whole factor file as a document; the same inputs give the same document."""
     engines = training_engines()
@@ -150,8 +139,7 @@ def build_factors() -> JsonObject:
     for engine, fields in generation_factors(predictions()[0]).items():
         engines.setdefault(engine, {}).update(fields)
     for engine, places in throughput_factors().items():
-        fields = engines.setdefault(engine, {})
-        fields["serving_factors"] = beside_full(fields.get("serving_factors", {}), places)
+        engines.setdefault(engine, {})["full_factors"] = places
     return {
         "version": VERSION,
         "inputs": {f"{name}.csv": digest(name) for name in INPUTS},

@@ -68,7 +68,8 @@ RIDGE = 0.03
 # What a full batch hardly shows stays near the physics.
 STIFFNESS = np.array([10.0 if part in {"issue", "scheduling"} else 1.0 for part in PARTS])
 NEUTRAL: dict[str, object] = {
-    "serving_factors": {"any": {f"{group}_routing": 1.0 for group in (MIXED, PACKED)}},
+    "serving_factors": {},
+    "full_factors": {"any": {f"{group}_routing": 1.0 for group in (MIXED, PACKED)}},
     "stream_factors": {},
 }
 

@@ -78,6 +78,7 @@ class Engine(Spec):
     trained_on: tuple[str, ...] = ()
     step_spreads: dict[str, float] = Field(default_factory=dict)
     serving_factors: dict[str, dict[str, float]] = Field(default_factory=dict)
+    full_factors: dict[str, dict[str, float]] = Field(default_factory=dict)
     arrival_factors: dict[str, dict[str, float]] = Field(default_factory=dict)
     tpot_spreads: dict[str, float] = Field(default_factory=dict)
     ttft_spreads: dict[str, float] = Field(default_factory=dict)

@@ -199,17 +199,27 @@ class Setting:
         fitted = self.engine.serving_factors
         family = fitted.get(self.device.architecture) or fitted.get(ANY_ARCHITECTURE, {})
         phase, _, own = part.partition("_")
-        while phase in LIKE and f"{phase}_{SHOWN_BY.get(own, own)}" not in family:
-            phase = LIKE[phase]
-            part = f"{phase}_{own}"
+        if phase in LIKE:
+            return self._full_factor(phase, own)
         alike = family.get(f"{phase}_{SHOWN_BY.get(own, own)}", 1.0)
         return family.get(part, alike) * self._stream_factor(part)
 
+    @cached_property
+    def _full(self) -> dict[str, float]:
+        """Return the factors of full batches on this chip, or of the engine on any."""
+        fitted = self.engine.full_factors
+        return fitted.get(self.device.architecture) or fitted.get(ANY_ARCHITECTURE, {})
+
+    def _full_factor(self, phase: str, own: str) -> float:
+        """Return what published tables multiply a part of a full batch's steps with."""
+        shown = f"{phase}_{SHOWN_BY.get(own, own)}"
+        if shown not in self._full:
+            return self.serving_factor(f"{LIKE[phase]}_{own}")
+        return self._full.get(f"{phase}_{own}", self._full[shown])
+
     def routing_passes(self, group: str) -> float:
         """Return how often tables of full batches show a routed token to be read or written."""
-        fitted = self.engine.serving_factors
-        family = fitted.get(self.device.architecture) or fitted.get(ANY_ARCHITECTURE, {})
-        return family.get(f"{group}_routing", 0.0)
+        return self._full.get(f"{group}_routing", 0.0)
 
     @cached_property
     def _streams(self) -> dict[str, float]:

@@ -167,7 +167,7 @@ def test_an_estimate_asks_for_the_names_that_are_written():
 def test_the_fitted_parts_add_up_to_what_an_estimate_says():
     row = next(r for r in rows_of("trtllm") if "3.1-8B" in r["model"])
     found = full_batch(row)
-    places = data_json("factors.json")["engines"]["tensorrt_llm"]["serving_factors"]
+    places = data_json("factors.json")["engines"]["tensorrt_llm"]["full_factors"]
     kept = places[found.architecture]
     factors = [kept.get(part, kept.get(f"mixed_{part}")) for part in PARTS]
     answer = estimate(EstimateRequest.model_validate(throughput_request(row)))
