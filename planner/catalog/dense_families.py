@@ -206,6 +206,7 @@ DENSE: dict[str, Family] = {
     "internlm": Family(
         attention_bias=True, output_bias_follows=True, names={"attention_bias": "bias"}
     ),
+    "internlm2": Family(output_bias_follows=True, names={"attention_bias": "bias"}),
     "internlm3": Family(names={"attention_bias": "qkv_bias"}),
     "ministral": Family(),
     "ministral3": Family(),

@@ -51,6 +51,8 @@ class Family:
     extras: Callable[[ConfigReader], dict[str, Any]] | None = None
     # A config with this field has what no implementation at hand could confirm, and what it is.
     unconfirmed: tuple[str, str] = ("", "")
+    # Objects of its configs whose fields stand for the model's own.
+    nested: tuple[str, ...] = ()
     # Fields that its configs carry without a meaning.
     ignores: tuple[str, ...] = ()
     names: dict[str, str] = field(default_factory=dict)

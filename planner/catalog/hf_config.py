@@ -1,5 +1,6 @@
 """Read any Hugging Face ``config.json`` of a covered family into a ``ModelSpec``."""
 
+from collections import ChainMap
 from typing import Any
 
 from pydantic import ValidationError
@@ -74,7 +75,8 @@ def model_from_config(config: dict[str, Any], model_id: str = "custom") -> Model
         for name, value in reader.config.items()
         if name not in family.ignores and (value is not None or name not in family.defaults)
     }
-    reader.config = {**family.defaults, **told}
+    inner = [reader.inside(name).config for name in family.nested]
+    reader.config = {**family.defaults, **dict(ChainMap(*inner)), **told}
     if reader.get("num_hidden_layers") is None and reader.has("layers_block_type"):
         reader.config["num_hidden_layers"] = len(reader.items("layers_block_type"))
     missing = [reader.spelling(name) for name in REQUIRED if reader.get(name) is None]
