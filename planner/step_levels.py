@@ -26,7 +26,8 @@ PART_SPREADS = {
     "matmul": 0.2,
     "matmul_8bit": 0.1,
     "matmul_4bit": 0.2,
-    "experts": 0.2,
+    "experts": 0.3,
+    "experts_narrow": 0.3,
     "operands": 0.3,
     "attention": 0.6,
     "attention_unfused": 0.6,
@@ -37,7 +38,7 @@ PART_SPREADS = {
     "layer_overhead": 1.0,
     "exchange": 1.0,
     "hidden": 3.0,
-    "rounds": 0.1,
+    "rounds": 0.2,
 }
 USUAL_SPREAD = 0.5
 # How much of a part's spread lies on each level, for engines with runs of their own.

@@ -53,6 +53,9 @@ class Engine(Spec):
     keeps_gradients: bool = False
     sequence_parallel: bool = False
     zero_stage: int = 0
+    # Gradients leave in buckets: PyTorch's are of 25 MB.
+    bucket_bytes: float = 25e6
+    bucket_bytes_per_rank: float = 0.0
     gradient_dtype: Dtype | None = None
     fp8_kv_cache_with_fp8_weights: bool = False
     gathered_logits: bool = False

@@ -22,8 +22,8 @@ REDUCES_PER_BLOCK = 2
 # The share of a data-parallel exchange that the backward pass hides.
 OVERLAP = 0.8
 BACKWARD_SHARE = 2 / 3
-# Gradients leave in buckets: PyTorch's are of 25 MB; shards travel layer by layer.
-BUCKET_BYTES, LAYER_BYTES = 25e6, 200e6
+# Shards travel layer by layer, whole gradients in the buckets of the engine.
+LAYER_BYTES = 200e6
 # What one step of a ring takes beside its bytes, over NVLink and over a network.
 # Source: NCCL 2.x src/graph/tuning.cc, hwLat of rings with the simple protocol.
 HOP_INSIDE_S, HOP_BETWEEN_S = 4e-6, 14e-6
@@ -175,6 +175,8 @@ class Exchange:
         beside = layout.zero_stage >= SHARDED_GRADIENTS
         links = links + where(beside, rounds, 0.0)
         rounds = where(beside, 0.0, rounds)
+        # A pipeline sums whole gradients when its last micro-batch is through.
+        window_s = window_s if layout.pipeline == 1 else where(beside, window_s, 0.0)
         return self._alone(rounds) + self._sticking_out(links, OVERLAP * BACKWARD_SHARE * window_s)
 
     def _shared(self, shards: Shards, ranks: float, span: float, stride: float) -> float:
@@ -206,7 +208,9 @@ class Exchange:
             2 * (ranks - nodes) * HOP_INSIDE_S + 2 * where(nodes > 1, nodes, 0.0) * HOP_BETWEEN_S
         )
         sharded = layout.zero_stage >= SHARDED_GRADIENTS
-        bucket = where(sharded, LAYER_BYTES, BUCKET_BYTES)
+        engine = self.setting.engine
+        filled = maximum(engine.bucket_bytes, engine.bucket_bytes_per_rank * ranks)
+        bucket = where(sharded, LAYER_BYTES, filled)
         buckets = maximum(1.0, shards.gradient_bytes / bucket)
         return where(ranks > 1, hops, 0.0) * where(layout.zero_stage > 0, buckets, 1.0)
 

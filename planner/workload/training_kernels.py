@@ -99,7 +99,7 @@ class Kernels:
         """
         rates, passes = self.rates, self.passes + self.recomputed
         experts = self.setting.counts.experts_active * self.layer_share
-        part = "matmul"
+        part, routed = "matmul", "experts_narrow" if self.is_narrow else "experts"
         if self.is_narrow:
             part = (
                 "matmul_8bit"
@@ -111,7 +111,7 @@ class Kernels:
         wide = (rates.wide_peak_flops_per_s, rates.wide_efficiency)
         work = [
             ("Matrix products", part, self.dense * self.layer_share, passes, narrow),
-            ("Products of experts", "experts", experts, passes, narrow),
+            ("Products of experts", routed, experts, passes, narrow),
             (
                 "Products with the vocabulary",
                 "matmul",

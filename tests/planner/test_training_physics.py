@@ -2,6 +2,7 @@
 
 import pytest
 
+from planner.catalog.engines import get_engine
 from planner.catalog.models import get_model
 from planner.cost.activations import operand_width
 from planner.cost.equation import Ledger
@@ -295,10 +296,34 @@ def test_experts_on_more_ranks_leave_fewer_gradients_to_each():
 
 def test_rings_over_more_nodes_take_more_rounds():
     def rounds(nodes, stage):
-        setting = setting_of(8, nodes=nodes, engine="megatron", strategy={"zero_stage": stage})
+        setting = setting_of(8, nodes, engine="internevo", strategy={"zero_stage": stage})
         ledger = Ledger()
         train(setting, setting.workload, ledger)
         return sum(e.value for e in ledger.entries if e.name == "Rounds of rings")
 
     assert rounds(8, 1) >= 1.9 * rounds(4, 1) > 0
     assert rounds(4, 3) == 0.0  # beside the work of every micro-batch
+
+
+def test_a_pipeline_hides_no_exchange_of_whole_gradients():
+    """One stage works on its last micro-batch meanwhile; stages of a pipeline are through."""
+
+    def hidden(stages, stage):
+        strategy = {"pipeline_parallel_size": stages, "zero_stage": stage}
+        answer = ask(
+            devices=8, model=LLAMA_70B, workload=PRETRAIN, strategy=strategy, engine="megatron"
+        )
+        named = [t for t in answer.terms if t.name == "Work that an exchange slows"]
+        return sum(t.value for t in named)
+
+    assert hidden(1, 1) > 0.0
+    assert hidden(2, 1) == 0.0
+    assert hidden(2, 2) > 0.0
+
+
+@pytest.mark.parametrize(("ranks", "filled"), [(8, 160e6), (256, 1024e6)])
+def test_megatrons_buckets_grow_with_the_ranks(ranks, filled):
+    engine = get_engine("megatron", "gpu")
+
+    assert max(engine.bucket_bytes, engine.bucket_bytes_per_rank * ranks) == filled
+    assert get_engine("llm_foundry", "gpu").bucket_bytes == 25e6
