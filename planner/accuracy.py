@@ -10,7 +10,15 @@ from planner.cost.training_states import lora_parameters, sharded_state_bytes
 from planner.decode_factors import fitted_here
 from planner.decode_fitting import stream_cases
 from planner.errors import PlannerError
-from planner.evidence import Row, latest, serving_request, table, training_request, usable
+from planner.evidence import (
+    Row,
+    latest,
+    serving_request,
+    table,
+    training_request,
+    unscored,
+    usable,
+)
 from planner.generation_peaks import alike, fit_overhead, peak_cases
 from planner.held_out import summary
 from planner.offload_examples import flexgen_table
@@ -122,6 +130,19 @@ def _table(title: str, found: dict[str, list[float]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _unscored() -> str:
+    """Return which training rows are in the tables and not in the figures, and why."""
+    rows = table("training")
+    refused = sum(
+        _answer(training_request(row)) is None
+        for row in usable(latest(rows))
+        if row["step_seconds"]
+    )
+    reasons = {**unscored(rows), "a layout that cannot be: more expert ranks than ranks": refused}
+    lines = [f"Of {len(rows)} training rows these are not scored:\n", "| Why | n |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {why} | {n} |" for why, n in reasons.items())]) + "\n"
+
+
 def _verdicts() -> str:
     rates: dict[str, list[tuple[bool, bool]]] = defaultdict(list)
     for row in usable(table("memory_fit")):
@@ -206,6 +227,7 @@ def accuracy_page() -> str:
         sections.layouts(),
         sections.picture_section(),
         _table("Training step, fitted", _errors(table("training"), "step_seconds")),
+        _unscored(),
         _table("Training peak memory, fitted", _errors(table("memory"), "peak_memory_bytes")),
         _table("Generation peak memory, fitted", _generation_errors()),
         _verdicts(),

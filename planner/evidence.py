@@ -23,6 +23,7 @@ FUSED_NORMS = "RMS kernel"
 # What attention took before the kernels that engines take by default.
 KERNELS = {"flash_attentionv1.0.8": "flash_1", "torch": "single_operators"}
 FP32_GRADIENTS = "fp32 gradient accumulation"
+SHARDED_INSIDE = "FSDP inside the node, data parallel across"
 ZERO_GROUP = re.compile(r"zero1=(\d+)")
 ATTENTION_ALONE = (
     "LoRA on: query,value;",
@@ -66,6 +67,9 @@ COVERED_SINCE_THE_FIT = frozenset(
     }
 )
 BESIDE_EMBEDDINGS = "method 'LoRA (emb)'"
+SUPERSEDED_ROW = "a later release measured the same model on the same chip anew"
+NO_STEP = "FLOP/s alone, for a layout whose sizes do not multiply to its devices"
+NOT_ASKED = "adapters beside trained embeddings, which no request can name"
 A100_PORT_BYTES_PER_S = 25e9  # 200 Gbit/s a device
 NVLINK_DOMAIN = 64  # of the 72 devices of a rack, what layouts use
 ADAPTERS = {"lora", "qlora"}
@@ -180,6 +184,8 @@ def _noted(row: Row) -> JsonObject:
         found["attention_kernel"] = KERNELS[row["kernel"]]
     if FP32_GRADIENTS in row["notes"]:
         found["gradient_dtype"] = "fp32"
+    if SHARDED_INSIDE in row["notes"]:
+        found["zero_shard_size"] = min(int(row["gpus_per_node"]), int(row["num_gpus"]))
     group = ZERO_GROUP.search(row["notes"])
     if group and int(group.group(1)) < int(row["dp"] or 1):
         found["zero_shard_size"] = int(group.group(1))
@@ -260,6 +266,21 @@ def usable(rows: tuple[Row, ...]) -> Iterator[Row]:
         known = row.get("step_seconds") or row["model"] not in COVERED_SINCE_THE_FIT
         if said and known and row["method"] in METHODS and BESIDE_EMBEDDINGS not in row["notes"]:
             yield row
+
+
+def unscored(rows: tuple[Row, ...]) -> dict[str, int]:
+    """Return how many training rows no prediction is held against, by the reason."""
+    newest = {row["row_id"] for row in latest(rows)}
+    asked = {row["row_id"] for row in usable(rows)}
+    found = dict.fromkeys((SUPERSEDED_ROW, NO_STEP, NOT_ASKED), 0)
+    for row in rows:
+        if row["row_id"] not in newest:
+            found[SUPERSEDED_ROW] += 1
+        elif not row["step_seconds"]:
+            found[NO_STEP] += 1
+        elif row["row_id"] not in asked:
+            found[NOT_ASKED] += 1
+    return found
 
 
 def digest(name: str) -> str:

@@ -11,7 +11,7 @@ from planner.cost.stages import Pace
 from planner.cost.training_states import STATE_BYTES, zero_shards
 from planner.cost.training_step import step_seconds, zero_bubble_divisor
 from planner.specs.workload import TrainWorkload
-from planner.workload.forward import LAYER_OPERATORS, further_operators
+from planner.workload.forward import LAYER_OPERATORS, LINEARS_PER_LAYER, further_operators
 from planner.workload.outcome import Outcome, performance_of
 from planner.workload.setting import Rates, Setting, rates_of
 from planner.workload.training_exchange import (
@@ -191,11 +191,12 @@ class _Step:
         engine = self.setting.engine
         # Eager operators are issued one by one; training engines lose time between kernels.
         part = "issue" if engine.ops_per_layer else "layer_overhead"
+        unpacking = LINEARS_PER_LAYER * engine.dequantise_ops.get(self.setting.weight_dtype, 0.0)
         issue = self.ledger.term(
             overhead_seconds,
             step_line(self.setting, "Issuing operators", part, "overhead"),
             num_layers=self.pace.layers + self._further * self.kernels.layer_share,
-            ops_per_layer=engine.ops_per_layer,
+            ops_per_layer=engine.ops_per_layer + unpacking,
             op_overhead_s=self.rates.op_overhead_s,
             layer_overhead_s=engine.layer_overhead_s,
             passes=ISSUE_PASSES,

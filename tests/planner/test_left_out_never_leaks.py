@@ -190,6 +190,8 @@ def stream_of(device, linear, factor):
         linear_s=linear,
         attention_s=0.0,
         issue_s=0.0,
+        scores_s=0.0,
+        power_s=0.0,
         rest_s=1e-4,
         runs_ahead=False,
         measured_s=factor * linear,

@@ -8,7 +8,7 @@ from planner.cost.activations import operand_width
 from planner.cost.equation import Ledger
 from planner.cost.stages import pace_of
 from planner.cost.training_step import exposed_seconds, tax_seconds
-from planner.evidence import RELEASED, latest, table
+from planner.evidence import RELEASED, latest, table, training_request, unscored, usable
 from planner.specs.estimate import EstimateRequest
 from planner.workload.resolve import resolve
 from planner.workload.setting import rates_of
@@ -327,3 +327,55 @@ def test_megatrons_buckets_grow_with_the_ranks(ranks, filled):
 
     assert max(engine.bucket_bytes, engine.bucket_bytes_per_rank * ranks) == filled
     assert get_engine("llm_foundry", "gpu").bucket_bytes == 25e6
+
+
+def printed_flops(row):
+    """Return NeMo's count: 6 a weight and token, and attention to all tokens, masked or not."""
+    setting = resolve(EstimateRequest.model_validate(training_request(row)))
+    model, length = setting.model, int(row["sequence_length"])
+    weights = setting.counts.layer_linear + model.vocab_size * model.hidden_size
+    width = model.num_hidden_layers * model.num_attention_heads * model.head_dim
+    return (6 * weights + 12 * width * length) * int(row["global_batch_size"]) * length
+
+
+def rows_of(source):
+    return [row for row in table("training") if row["source_id"] == source]
+
+
+@pytest.mark.parametrize("source", ["nemo-24.07", "nemo-longseq", "maxtext-a3"])
+def test_printed_flops_per_second_give_the_step_that_the_table_holds(source):
+    """The first source prints both: its rows show the formula that the others leave unsaid."""
+    held = [row for row in rows_of(source) if row["step_seconds"] and row["method"] == "pretrain"]
+
+    for row in held:
+        rate = float(row["tflops_per_gpu"]) * 1e12 * int(row["num_gpus"])
+        assert float(row["step_seconds"]) == pytest.approx(printed_flops(row) / rate, rel=0.002)
+    assert len(held) >= 5
+
+
+def test_shards_inside_a_node_are_read_from_a_rows_words():
+    asked = [training_request(row)["strategy"]["zero_shard_size"] for row in rows_of("maxtext-a3")]
+
+    assert asked == [8] * 5
+
+
+def test_every_training_row_is_scored_or_says_why_not():
+    rows = table("training")
+    scored = [row for row in usable(latest(rows)) if row["step_seconds"]]
+
+    assert sum(unscored(rows).values()) + len(scored) == len(rows)
+    assert list(unscored(rows).values()) == [120, 8, 12]
+
+
+def test_quantised_weights_of_an_eager_runner_take_operators_of_their_own():
+    tuned = {**PRETRAIN, "method": "qlora"}
+    issued = [
+        sum(
+            t.value
+            for t in ask(workload=tuned, engine=None, strategy=how).terms
+            if t.name == "Issuing operators"
+        )
+        for how in ({"weight_dtype": "nf4"}, {"weight_dtype": "bf16"})
+    ]
+
+    assert issued[0] > issued[1] > 0.0
