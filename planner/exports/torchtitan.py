@@ -64,6 +64,9 @@ def _settings(case: ExportCase) -> list[str]:
     ]
     if case.offload.optimizer == "cpu" or case.offload.weights_cpu:
         lines.append("training.enable_cpu_offload = True")
+    if case.size("pipeline") > 1 or case.size("expert") > 1:
+        # Its trainer refuses to capture either in CUDA graphs, which are on unless told.
+        lines.append("training.disable_cuda_graphs = True")
     return lines
 
 

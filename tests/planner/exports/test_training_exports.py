@@ -243,6 +243,21 @@ def settings(text):
     return {ast.unparse(node.targets[0]): ast.unparse(node.value) for node in sets}
 
 
+@pytest.mark.parametrize(
+    ("layout", "refused"),
+    [
+        ({"data_parallel_size": 8}, False),
+        ({"pipeline_parallel_size": 4, "data_parallel_size": 2}, True),
+        ({"expert_parallel_size": 8, "data_parallel_size": 8}, True),
+        ({"tensor_parallel_size": 8}, False),
+    ],
+)
+def test_torchtitan_captures_no_graphs_where_its_own_validation_refuses_them(layout, refused):
+    found = settings(torchtitan_text(trained(**layout)))
+
+    assert (found.get("config.training.disable_cuda_graphs") == "True") is refused
+
+
 def test_torchtitans_module_sets_the_layout():
     case = trained(
         data_parallel_size=4,
