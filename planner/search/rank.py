@@ -7,7 +7,7 @@ from planner.cost.columns import log, where
 from planner.search.constraints import figure
 from planner.specs.estimate import Estimate
 from planner.specs.plan import Objective
-from planner.specs.strategy import OffloadSpec, Strategy
+from planner.specs.strategy import Strategy
 from planner.workload.ranks import Layout
 
 # "Balanced" trades in logarithms: doubling the speed outweighs a 9 % higher perplexity, and a
@@ -33,13 +33,6 @@ PLAIN_FIELDS = (
     "zero_shard_size",
     "virtual_pipeline_size",
 )
-AWAY_TITLES = {
-    "weights_cpu": "weights in host memory",
-    "weights_disk": "weights on disk",
-    "kv_cpu": "cache in host memory",
-    "kv_disk": "cache on disk",
-    "activations_cpu": "activations in host memory",
-}
 RECOMPUTATIONS = (None, "none", "selective", "full")
 
 
@@ -176,16 +169,7 @@ def plainness_columns(strategy: Strategy, layout: Layout) -> tuple[float, ...]:
 
 def _plain_choices(strategy: Strategy) -> tuple[int, int]:
     again = RECOMPUTATIONS.index(strategy.activation_recomputation)
-    return again, len(tiers_of(strategy))
-
-
-def tiers_of(strategy: Strategy) -> tuple[str, ...]:
-    """Return what lives off the devices and where, in words."""
-    offload = strategy.offload or OffloadSpec()
-    found = [f"optimiser states on {offload.optimizer}"] * (offload.optimizer != "none")
-    for name, title in AWAY_TITLES.items():
-        found += [title] * (getattr(offload, name) > 0)
-    return tuple(found)
+    return again, len(strategy.away)
 
 
 def criteria(estimate: Estimate) -> tuple[float, float, float, float]:

@@ -4,11 +4,10 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from planner.search.constraints import figure, hopeless, is_simulated, unit_of
-from planner.search.rank import AWAY_TITLES, tiers_of
 from planner.specs.base import Dtype
 from planner.specs.estimate import Estimate
 from planner.specs.plan import APPLICABILITY, Bound, Rejection
-from planner.specs.strategy import OffloadSpec, Strategy
+from planner.specs.strategy import AWAY_TITLES, OffloadSpec, Strategy
 from planner.workload.ranks import Layout
 
 GIB = 1024**3
@@ -32,7 +31,7 @@ def family_of(strategy: Strategy) -> str:
         parts.append(f"ZeRO {strategy.zero_stage}")
     if strategy.activation_recomputation == "full":
         parts.append("full recomputation")
-    return ", ".join((*parts, *tiers_of(strategy)))
+    return ", ".join((*parts, *strategy.away))
 
 
 def family_numbers(strategy: Strategy, layout: Layout) -> float:

@@ -27,6 +27,14 @@ NamedRecomputation = Annotated[
 ]
 NamedAttention = Annotated[Attention, BeforeValidator(spelled(get_args(Attention), ATTENTION))]
 
+AWAY_TITLES = {
+    "weights_cpu": "weights in host memory",
+    "weights_disk": "weights on disk",
+    "kv_cpu": "cache in host memory",
+    "kv_disk": "cache on disk",
+    "activations_cpu": "activations in host memory",
+}
+
 
 class OffloadSpec(SparseSpec):
     """Which share of each tensor class lives off the device.
@@ -42,6 +50,13 @@ class OffloadSpec(SparseSpec):
     kv_disk: Ratio = 0.0
     optimizer: Literal["none", "cpu", "nvme"] = "none"
     activations_cpu: Ratio = 0.0
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Return what lives off the devices and where, in words."""
+        states = () if self.optimizer == "none" else (f"optimiser states on {self.optimizer}",)
+        shares = (title for name, title in AWAY_TITLES.items() if getattr(self, name) > 0)
+        return (*states, *shares)
 
 
 class SpeculativeSpec(SparseSpec):
@@ -101,3 +116,8 @@ class Strategy(SparseSpec):
     @classmethod
     def _read_the_names_of_formats(cls, data: object) -> object:
         return read_formats(data)
+
+    @property
+    def away(self) -> tuple[str, ...]:
+        """Return what lives off the devices and where, in words."""
+        return self.offload.places if self.offload else ()

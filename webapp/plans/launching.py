@@ -200,6 +200,13 @@ def _spec(draft: Draft, model: ModelRef, best: PlannedStrategy) -> JobSpec:
             "parallel to 1, or choose a smaller model.",
             "tensor_parallel_size",
         )
+    away = best.strategy.away
+    if away:
+        raise DraftProblem(
+            f"This plan has {', '.join(away)}: it is planned, but jobs keep everything on the "
+            "device in this release. Choose fewer bits, a smaller batch or a smaller model.",
+            "weight_dtype",
+        )
     if goal == "compress":
         return _quantize_spec(draft, model)
     if goal in {"serve", "generate"}:

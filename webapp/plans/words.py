@@ -51,6 +51,11 @@ PARALLEL_NAMES = (
     ("expert_parallel_size", "expert parallel"),
     ("context_parallel_size", "context parallel"),
 )
+OPTIMISER_WORDS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "cpu": ("optimiser in host memory",),
+    "nvme": ("optimiser on disk",),
+}
 Draft = dict[str, Any]
 
 
@@ -91,9 +96,11 @@ def _offload_words(strategy: Strategy) -> list[str]:
         (offload.weights_cpu, "weights in host memory"),
         (offload.weights_disk, "weights on disk"),
         (offload.kv_cpu, "KV cache in host memory"),
+        (offload.kv_disk, "KV cache on disk"),
+        (offload.activations_cpu, "activations in host memory"),
     )
     words = [f"{share:.0%} of {name}" for share, name in shares if share]
-    return [*words, "optimiser offloaded"] if offload.optimizer != "none" else words
+    return [*words, *OPTIMISER_WORDS[offload.optimizer]]
 
 
 def model_words(draft: Draft, team_model_name: str = "") -> str:

@@ -246,6 +246,18 @@ def test_a_compression_has_no_frontier(answer, draft):
             "FP32 weights · full recomputation",
         ),
         ({"weight_dtype": "fp32", "activation_recomputation": "none"}, "FP32 weights"),
+        (
+            {"weight_dtype": "bf16", "offload": {"optimizer": "nvme", "weights_disk": 1.0}},
+            "BF16 weights · 100% of weights on disk · optimiser on disk",
+        ),
+        (
+            {"weight_dtype": "bf16", "offload": {"optimizer": "cpu", "activations_cpu": 0.5}},
+            "BF16 weights · 50% of activations in host memory · optimiser in host memory",
+        ),
+        (
+            {"weight_dtype": "int4", "offload": {"kv_disk": 0.25, "weights_cpu": 1.0}},
+            "4-bit weights · 100% of weights in host memory · 25% of KV cache on disk",
+        ),
     ],
 )
 def test_a_strategy_is_said_by_what_is_special_about_it(fields, words):

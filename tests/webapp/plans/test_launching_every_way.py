@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from planner.specs.strategy import OffloadSpec
 from runners.jobspec import BenchmarkSpec, QuantizeSpec, TrainSpec
 from tests.webapp.conftest import client_of
 from tests.webapp.plans.conftest import with_model
@@ -11,6 +12,7 @@ from webapp.hosts.models import Host
 from webapp.jobs.models import Job
 from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
+from webapp.plans import launching
 from webapp.plans.errors import DraftProblem
 from webapp.plans.launching import launch_note, launch_of, plan_launch
 from webapp.plans.models import Plan
@@ -338,3 +340,20 @@ def test_two_presses_at_the_same_instant_launch_once(demo_plan, alice, monkeypat
     monkeypatch.setattr(Job.objects, "filter", late)
 
     assert plan_launch(plan=demo_plan, by=alice, idempotency_key="same").pk == job.pk
+
+
+def test_what_leaves_the_device_is_planned_and_not_launched(plan, monkeypatch):
+    made = plan("generate", "catalog")
+    answer = current_answer(made)
+    offload = OffloadSpec(weights_cpu=0.5, kv_disk=0.25)
+    strategy = answer.plans[0].strategy.model_copy(update={"offload": offload})
+    best = answer.plans[0].model_copy(update={"strategy": strategy})
+    moved = answer.model_copy(update={"plans": (best,)})
+    monkeypatch.setattr(launching, "current_answer", lambda _: moved)
+
+    with pytest.raises(DraftProblem) as caught:
+        launch_of(made)
+
+    assert "weights in host memory, cache on disk" in caught.value.sentence
+    assert "Choose fewer bits" in caught.value.sentence
+    assert caught.value.field == "weight_dtype"
