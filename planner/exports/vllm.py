@@ -142,12 +142,24 @@ def vllm_notes(case: ExportCase) -> Notes:
 
 def vllm_text(case: ExportCase) -> str:
     """Return the command, an option a line; only the first of several nodes answers requests."""
+    split = layer_partition(case)
     if case.nodes == 1:
-        return shell_lines(vllm_arguments(case))
+        return split + shell_lines(vllm_arguments(case))
     first = replicas_per_node(case)
     start = f" --data-parallel-start-rank $((NODE_RANK * {first}))" if first else ""
     others = f'if [ "$NODE_RANK" != 0 ]; then set -- --headless{start}; fi\n'
-    return others + shell_lines([*vllm_arguments(case), "$@"])
+    return split + others + shell_lines([*vllm_arguments(case), "$@"])
+
+
+def layer_partition(case: ExportCase) -> str:
+    """Return how many layers each stage takes, where they are not all alike.
+
+    Source: vLLM, vllm/envs.py (it deals a remainder out in its own way unless it is told).
+    """
+    layers = case.plan.memory.per_stage_layers
+    if not layers or len(set(layers)) == 1:
+        return ""
+    return f"export VLLM_PP_LAYER_PARTITION={','.join(str(held) for held in layers)}\n"
 
 
 VLLM = Format("vllm", "vLLM", "serve-vllm.sh", vllm_text, vllm_notes)

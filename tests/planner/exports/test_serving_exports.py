@@ -9,7 +9,7 @@ import yaml
 from planner.exports.llama_cpp import LLAMA_CPP, llama_cpp_arguments
 from planner.exports.sglang import SGLANG, sglang_arguments
 from planner.exports.tensorrt_llm import TENSORRT_LLM, trtllm_arguments, trtllm_text
-from planner.exports.vllm import VLLM, vllm_arguments
+from planner.exports.vllm import VLLM, layer_partition, vllm_arguments, vllm_text
 from tests.planner.asking import LLAMA_8B, MIXTRAL
 from tests.planner.exports.making import GIB, SERVE, made
 
@@ -207,3 +207,14 @@ def test_a_model_that_is_published_in_its_format_needs_no_other_checkpoint(chose
     notes = chosen.notes(made(model="deepseek-ai/DeepSeek-V3", weight_dtype="fp8"))
 
     assert not any("checkpoint" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [([11, 11, 10], "export VLLM_PP_LAYER_PARTITION=11,11,10\n"), ([8, 8], ""), (None, "")],
+)
+def test_vllm_is_told_how_stages_share_a_remainder_of_layers(layers, said):
+    case = made(memory={"per_stage_layers": layers}, pipeline_parallel_size=2)
+
+    assert layer_partition(case) == said
+    assert vllm_text(case).startswith(said)
