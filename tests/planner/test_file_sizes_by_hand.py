@@ -81,9 +81,15 @@ def test_bits_outside_their_range_are_refused_with_the_value_and_an_example(bits
     assert "exl2:4.25" in caught.value.message
 
 
-def test_a_mean_of_bits_is_no_gguf_type():
+def test_a_mean_of_bits_is_a_mix_of_gguf_types_with_a_wider_head():
+    mix = packed_format("gguf:4.5")
+
+    assert (mix.linear_bits, mix.embedding_bits, mix.head_bits) == (4.5, 4.5, 6.5625)
+
+
+def test_a_type_that_gguf_does_not_have_is_refused():
     with pytest.raises(UnknownNameError, match=r"gguf has no such format"):
-        packed_format("gguf:4.5")
+        packed_format("gguf:q4_k_x")
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_more_visited_experts_than_there_are_are_refused():
 
 
 def test_more_dense_layers_than_layers_are_refused():
-    with pytest.raises(ValidationError, match="num_dense_layers is 5"):
+    with pytest.raises(ValidationError, match="num_hidden_layers is 4, but 5"):
         ModelSpec(**SHAPE, num_experts=2, num_experts_per_tok=1, num_dense_layers=5)
 
 

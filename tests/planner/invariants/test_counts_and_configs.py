@@ -115,11 +115,12 @@ def test_any_model_with_latents_can_be_estimated(fields):
 @pytest.mark.parametrize("model_id", [entry.id for entry in list_models()])
 def test_every_model_of_the_catalog_loads_offline_and_can_be_costed(model_id):
     """hf-mem and accelerate ask a hub first; llm-analysis maps an unread config to a wrong one."""
+    stages = min(8, get_model(model_id).num_hidden_layers)
+
     answer = ask(
-        model=model_id, device="b300-sxm", devices=8, strategy={"pipeline_parallel_size": 8}
+        model=model_id, device="b300-sxm", devices=8, strategy={"pipeline_parallel_size": stages}
     )
 
-    assert get_model(model_id).num_hidden_layers > 0
     assert answer.memory.per_device_peak_bytes > 0
 
 
