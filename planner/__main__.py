@@ -24,6 +24,8 @@ from planner.exports.registry import FORMATS, export, export_case
 from planner.factors import build_factors, predictions
 from planner.left_out import written
 from planner.quality_page import quality_page
+from planner.serving_factors import serving_cases
+from planner.serving_priors import build_priors
 from planner.specs.base import JsonObject
 from planner.specs.cluster import DeviceSpec
 from planner.specs.estimate import EstimateRequest
@@ -241,7 +243,11 @@ def run_calibrate(sink: TextIO, what: str) -> int:
     if what == "left-out":
         sink.write(written(predictions()[0]))
         return OK
-    builders = {"quality": build_quality, "compression": build_compression}
+    builders: dict[str, Callable[[], JsonObject]] = {
+        "quality": build_quality,
+        "compression": build_compression,
+        "priors": lambda: build_priors(serving_cases()),
+    }
     built = builders.get(what, build_factors)()
     sink.write(json.dumps(built, indent=1) + "\n")
     return OK
@@ -275,7 +281,10 @@ def arguments() -> argparse.ArgumentParser:
     commands.add_parser("inverse", help="how far one thing goes: a request with its question")
     calibrating = commands.add_parser("calibrate", help="fit factors to published measurements")
     calibrating.add_argument(
-        "what", nargs="?", choices=("speed", "quality", "compression", "left-out"), default="speed"
+        "what",
+        nargs="?",
+        choices=("speed", "quality", "compression", "left-out", "priors"),
+        default="speed",
     )
     commands.add_parser("quality", help="what compression costs, as the docs page")
     showing = commands.add_parser("accuracy", help="predicted against published, as a docs page")

@@ -21,13 +21,13 @@ from planner.errors import PlannerError
 from planner.evidence import Row, number
 from planner.fitting import Columns, descend
 from planner.inference_evidence import DECODE, PREFILL, TPOT, inference_request, speed_rows
-from planner.serving_fitting import PART_BY_NAME
+from planner.serving_cases import PART_BY_NAME
 from planner.specs.estimate import EstimateRequest
 from planner.specs.workload import GenerateWorkload
 from planner.workload.generate import generate
 from planner.workload.operators import FLOPS_PER_JOULE
 from planner.workload.resolve import resolve
-from planner.workload.setting import Setting, width_of
+from planner.workload.setting import SHOWN_BY, Setting, width_of
 
 NAMES = {**PART_BY_NAME, "Attention scores in memory": "scores"}
 PRODUCTS = ("linear_flops", "expert_flops", "output_head_flops")
@@ -141,7 +141,8 @@ def stream_case(row: Row) -> StreamCase:
     parts = {"linear": 0.0, "attention": 0.0, "issue": 0.0, "scores": 0.0, "rest": 0.0}
     for entry in ledger.entries:
         if entry.unit == "s" and entry.group == group:
-            part = NAMES.get(entry.name, "rest").replace("experts", "linear")
+            part = NAMES.get(entry.name, "rest")
+            part = SHOWN_BY.get(part, part)
             parts[part if part in parts else "rest"] += entry.value
     share = ledger.value_of("prefill", "pipeline_share") if group == "prefill" else 0.0
     share = share or 1.0

@@ -220,6 +220,8 @@ def serving_request(row: Row) -> JsonObject:
     layout = {"tensor_parallel_size": int(row["tp"])}
     if number(row, "moe_ep") > 1:
         layout["expert_parallel_size"] = int(row["moe_ep"])
+    if number(row, "attention_dp") > 1:
+        layout["attention_data_parallel_size"] = int(row["attention_dp"])
     return {
         "id": row["row_id"],
         "model": row["model"],

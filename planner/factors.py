@@ -18,7 +18,13 @@ from planner.fitting import MEMORY_FACTORS, Columns, MemoryCase, fit_memory, mem
 from planner.generation_peaks import generation_factors
 from planner.held_out import left_out_rows, report, summary
 from planner.left_out import PEAK, STEP, LeftOut, Verdict, spread_of
-from planner.serving_factors import SEEN, UNSEEN, build_serving_factors
+from planner.serving_factors import (
+    SEEN,
+    TABLES,
+    UNSEEN,
+    advised_report,
+    build_serving_factors,
+)
 from planner.specs.base import JsonObject
 from planner.step_fitting import PARTS, StepCase, step_case
 from planner.step_levels import StepFactors
@@ -28,7 +34,7 @@ Case = TypeVar("Case", MemoryCase, StepCase)
 FactorsOf = Callable[[str, str], Columns]
 VERSION = "factors-2"
 MEMORY_INPUTS = ("memory", "memory_fit")
-INPUTS = (*MEMORY_INPUTS, "training", "serving_dense", "inference_other")
+INPUTS = (*MEMORY_INPUTS, "training", *TABLES, "inference_other")
 DIGITS = 4
 COVERED = 0.8
 MIN_GROUPS = 2
@@ -145,6 +151,7 @@ def build_factors() -> JsonObject:
         "inputs": {f"{name}.csv": digest(name) for name in INPUTS},
         "held_out": {
             **report(*predictions()),
+            **advised_report(summary),
             **stream_report(summary),
             **throughput_report(summary),
         },

@@ -77,9 +77,21 @@ def groups_of(rows: Sequence[LeftOut]) -> dict[str, list[LeftOut]]:
     return found
 
 
-def coverage(rows: Sequence[LeftOut]) -> float:
-    """Return the share of rows inside intervals that were learnt from other parts."""
-    return round(float(np.mean([is_covered(row, rows) for row in rows])), 4)
+def classes_of(rows: Sequence[LeftOut]) -> dict[str, list[LeftOut]]:
+    """Return rows by what they are reported under, those of dense and sparse models also apart."""
+    found = groups_of(rows)
+    for title, group in tuple(found.items()):
+        for kind in sorted({row.kind for row in group} - {""}):
+            found[f"{title}, {kind}"] = [row for row in group if row.kind == kind]
+    return found
+
+
+def coverage(rows: Sequence[LeftOut], among: Sequence[LeftOut] = ()) -> float:
+    """Return the share of rows inside intervals that were learnt from other parts.
+
+    ``among`` are the rows that intervals are learnt from: the rows themselves, or more.
+    """
+    return round(float(np.mean([is_covered(row, among or rows) for row in rows])), 4)
 
 
 def left_out_rows(
@@ -104,9 +116,11 @@ def left_out_rows(
 def report(rows: Sequence[LeftOut], verdicts: dict[str, list[Verdict]]) -> JsonObject:
     """Return errors and coverage of left-out rows by what they are reported under."""
     found: JsonObject = {}
-    for title, group in sorted(groups_of(rows).items()):
+    whole = groups_of(rows)
+    for title, group in sorted(classes_of(rows).items()):
+        among = whole.get(title.rpartition(", ")[0], group)
         found[title] = {
             **summary(row.error for row in group),
-            "covered": coverage(group),
+            "covered": coverage(group, among),
         }
     return found | {title: rightness(right) for title, right in sorted(verdicts.items())}

@@ -15,7 +15,16 @@ import numpy as np
 
 from planner.evidence import FOLDER
 from planner.fitting import MemoryCase, fit_memory
-from planner.serving_factors import SEEN, UNSEEN, fold_of, group_of, held_out, serving_cases
+from planner.serving_factors import (
+    SEEN,
+    UNSEEN,
+    drawn_together,
+    fold_of,
+    group_of,
+    held_out,
+    kind_of,
+    serving_cases,
+)
 from planner.specs.estimate import ErrorClass
 from planner.step_fitting import StepCase
 from planner.step_levels import StepFactors
@@ -35,7 +44,10 @@ Verdict = tuple[bool, bool]
 
 @dataclass(frozen=True)
 class LeftOut:
-    """One measured figure, and what was predicted without the part that it belongs to."""
+    """One measured figure, and what was predicted without the part that it belongs to.
+
+    ``kind`` tells figures of dense models from those of mixtures, where both were measured.
+    """
 
     figure: str
     error_class: ErrorClass
@@ -45,6 +57,7 @@ class LeftOut:
     part: str
     measured: float
     predicted: float
+    kind: str = ""
 
     @property
     def error(self) -> float:
@@ -138,10 +151,17 @@ def left_out_serving() -> list[LeftOut]:
             for error, case in zip(errors, order, strict=True):
                 measured = case.tpot_s if figure == TPOT else case.ttft_s
                 guess = float(f"{measured * (1 + error):.{DIGITS}g}")
-                place = part_of(case)
                 found.append(
                     LeftOut(
-                        figure, error_class, "", case.engine, case.group, place, measured, guess
+                        figure,
+                        error_class,
+                        case.row_id,
+                        case.engine,
+                        case.group,
+                        part_of(case),
+                        measured,
+                        guess,
+                        kind_of(case),
                     )
                 )
     return found
@@ -154,7 +174,8 @@ def spread_of(rows: Sequence[LeftOut]) -> float:
 
 def alike(row: LeftOut, rows: Sequence[LeftOut]) -> list[LeftOut]:
     """Return the rows that an interval is learnt from: the engine's where it has enough."""
-    same = [o for o in rows if (o.figure, o.error_class) == (row.figure, row.error_class)]
+    asked = (row.figure, row.error_class, row.kind)
+    same = [other for other in rows if (other.figure, other.error_class, other.kind) == asked]
     if row.error_class == UNSEEN:
         return same
     own = [other for other in same if other.engine == row.engine]
@@ -165,7 +186,16 @@ def is_covered(row: LeftOut, rows: Sequence[LeftOut]) -> bool:
     """Return whether a row lies inside an 80 % interval whose width its part had no say in."""
     others = [other for other in alike(row, rows) if other.part != row.part]
     others = others or [other for other in rows if other.part != row.part]
-    return row.distance <= Z_80 * spread_of(others)
+    spread = spread_of(others)
+    if row.kind and row.error_class == UNSEEN:
+        spread = drawn_together(spread, spread_of(_of_any_kind(row, rows)))
+    return row.distance <= Z_80 * spread
+
+
+def _of_any_kind(row: LeftOut, rows: Sequence[LeftOut]) -> list[LeftOut]:
+    """Return the rows of other parts that say the same of models of either kind."""
+    asked = (row.figure, row.error_class)
+    return [o for o in rows if (o.figure, o.error_class) == asked and o.part != row.part]
 
 
 def written(rows: Sequence[LeftOut]) -> str:
@@ -192,6 +222,7 @@ def kept_rows() -> tuple[LeftOut, ...]:
             part=row["part"],
             measured=float(row["measured"]),
             predicted=float(row["predicted"]),
+            kind=row["kind"],
         )
         for row in rows
     )

@@ -7,33 +7,42 @@ from typing import Any
 
 import numpy as np
 
-from planner.catalog.engines import arrival_priors
 from planner.evidence import table
 from planner.fitting import Columns
+from planner.serving_cases import ServingCase, serving_case, told_apart
 from planner.serving_fitting import (
-    PARTS,
-    ServingCase,
     ServingFit,
     fit_serving,
-    serving_case,
     serving_errors,
-    told_apart,
+    strengths_without,
 )
+from planner.serving_model import DECODE, HABITS, PARTS, PREFILL, natural
+from planner.specs.base import JsonObject
 from planner.specs.estimate import ErrorClass
 
-TABLE = "serving_dense"
+TABLES = ("serving_dense", "serving_sparse")
 FOLDS = 5
 COVERED = 0.8
 Z_80 = 1.2816
 DIGITS = 4
 SEEN: ErrorClass = "same family"
 UNSEEN: ErrorClass = "datasheet only"
+DENSE, SPARSE = "dense", "sparse"
+# The groups that the collection of these measurements advises to leave out as a whole: the pair
+# of shape and chip, the device and the engine ("" for every engine).
+ADVISED = (
+    ("94x4096x128/hopper", "h200-sxm-141gb", "vllm"),
+    ("64x5120x0/hopper", "h100-sxm5-80gb", "vllm"),
+    ("60x4096x512/blackwell", "b200-sxm", "sglang"),
+    ("61x7168x256/hopper", "h200-sxm-141gb", ""),
+    ("32x4096x0/hopper", "h200-sxm-141gb", "sglang"),
+)
 
 
 @cache
 def serving_cases() -> tuple[ServingCase, ...]:
-    """Return every row of the serving table that was measured as it says."""
-    return told_apart(serving_case(row) for row in table(TABLE))
+    """Return every row of the serving tables that was measured as it says."""
+    return told_apart(serving_case(row) for name in TABLES for row in table(name))
 
 
 def fold_of(case: ServingCase) -> str:
@@ -46,24 +55,38 @@ def group_of(case: ServingCase) -> str:
     return case.group
 
 
+def advised_of(case: ServingCase) -> str:
+    """Return the advised group that a point belongs to, or nothing."""
+    for group, device, engine in ADVISED:
+        if (case.group, case.device) == (group, device) and engine in {"", case.engine}:
+            return f"{group} {engine}".strip()
+    return ""
+
+
+def kind_of(case: ServingCase) -> str:
+    """Return whether a point's model is dense or a mixture of experts."""
+    return SPARSE if case.is_sparse else DENSE
+
+
+@cache
 def held_out(
-    cases: Sequence[ServingCase], part_of: Callable[[ServingCase], str]
-) -> tuple[Columns, Columns, list[ServingCase]]:
-    """Return both errors of each point, fitted without its part, and the points in order."""
-    tpots, ttfts, order = [], [], []
-    for part in sorted({part_of(case) for case in cases}):
+    cases: tuple[ServingCase, ...], part_of: Callable[[ServingCase], str]
+) -> tuple[Columns, Columns, tuple[ServingCase, ...]]:
+    """Return both errors of each point, fitted without its part, and the points in order.
+
+    The strengths of the priors are those that were chosen without the part's pair.
+    """
+    tpots, ttfts = [], []
+    order: list[ServingCase] = []
+    for part in sorted({part_of(case) for case in cases} - {""}):
         rest = [case for case in cases if part_of(case) != part]
-        pool = fit_serving(rest)
-        for engine in sorted({case.engine for case in cases}):
-            left = [c for c in cases if c.engine == engine and part_of(c) == part]
-            if not left:
-                continue
-            own = fit_serving((c for c in rest if c.engine == engine), pool)
-            tpot, ttft = serving_errors(left, own)
-            tpots.append(tpot)
-            ttfts.append(ttft)
-            order += left
-    return np.concatenate(tpots), np.concatenate(ttfts), order
+        left = [case for case in cases if part_of(case) == part]
+        fit = fit_serving(rest, strengths_without(part.partition(" ")[0]))
+        tpot, ttft = serving_errors(left, fit)
+        tpots.append(tpot)
+        ttfts.append(ttft)
+        order += left
+    return np.concatenate(tpots), np.concatenate(ttfts), tuple(order)
 
 
 def spread(errors: Columns) -> float:
@@ -72,39 +95,83 @@ def spread(errors: Columns) -> float:
     return float(f"{reach / Z_80:.{DIGITS}g}")
 
 
-def spreads(cases: Sequence[ServingCase]) -> dict[str, dict[str, float]]:
-    """Return the spreads of both times by error class: a seen pair, and an unseen one."""
-    seen, unseen = held_out(cases, fold_of), held_out(cases, group_of)
-    return {
-        "tpot_spreads": {SEEN: spread(seen[0]), UNSEEN: spread(unseen[0])},
-        "ttft_spreads": {SEEN: spread(seen[1]), UNSEEN: spread(unseen[1])},
-    }
+def spread_name(error_class: ErrorClass, kind: str) -> str:
+    """Return what a spread is filed under.
+
+    >>> spread_name("same family", "dense"), spread_name("same family", "sparse")
+    ('same family', 'same family, sparse')
+    """
+    return f"{error_class}, {kind}" if kind == SPARSE else error_class
 
 
-def named(factors: Columns) -> dict[str, float]:
-    """Return the factors by the part that they multiply."""
-    return {part: float(f"{value:.{DIGITS}g}") for part, value in zip(PARTS, factors, strict=True)}
+def spreads(cases: tuple[ServingCase, ...]) -> dict[str, dict[str, float]]:
+    """Return the spreads of both times by error class and kind of model."""
+    found: dict[str, dict[str, float]] = {"tpot_spreads": {}, "ttft_spreads": {}}
+    parts: tuple[tuple[ErrorClass, Callable[[ServingCase], str]], ...] = (
+        (SEEN, fold_of),
+        (UNSEEN, group_of),
+    )
+    for error_class, part_of in parts:
+        tpots, ttfts, order = held_out(cases, part_of)
+        for kind in sorted({kind_of(case) for case in order}):
+            of_kind = np.array([kind_of(case) == kind for case in order])
+            name = spread_name(error_class, kind)
+            for field, errors in (("tpot_spreads", tpots), ("ttft_spreads", ttfts)):
+                own, whole = spread(errors[of_kind]), spread(errors)
+                pooled = error_class == UNSEEN
+                found[field][name] = rounded(drawn_together(own, whole) if pooled else own)
+    return found
 
 
-def engine_factors(cases: Sequence[ServingCase], prior: ServingFit) -> dict[str, Any]:
-    """Return the fields of one engine: its factors, the pairs behind them and their habits."""
-    fit = fit_serving(cases, prior)
-    habits = {group: found._asdict() for (_, group), found in fit.habits.items()}
-    return {
-        "serving_factors": {"any": named(fit.factors)},
-        "arrival_factors": {"any": arrival_priors(), **habits},
-        "fitted_groups": sorted({case.group for case in cases}),
-    }
+def drawn_together(own: float, whole: float) -> float:
+    """Return a spread of unseen pairs: few of a kind were measured, so all kinds have a say.
+
+    >>> drawn_together(0.1, 0.4)
+    0.2
+    """
+    return float(np.sqrt(own * whole))
+
+
+def rounded(value: float) -> float:
+    """Return a factor with as many digits as its evidence can carry."""
+    return float(f"{value:.{DIGITS}g}")
+
+
+def named(values: Columns, names: Sequence[str]) -> dict[str, float]:
+    """Return factors or habits by name."""
+    found = natural(values)
+    return {name: rounded(found[name]) for name in names}
+
+
+def engine_fields(fit: ServingFit, engine: str) -> dict[str, Any]:
+    """Return the fields of one engine: its factors and habits, and those of its pairs."""
+    values = fit.engine_values(engine)
+    factors, habits = {"any": named(values, PARTS)}, {"any": named(values, HABITS)}
+    for (owner, group), added in sorted(fit.pairs.items()):
+        if owner == engine:
+            scales = {"decode": added[DECODE][0], "prefill": added[PREFILL][0]}
+            factors[group] = {phase: rounded(float(np.exp(s))) for phase, s in scales.items()}
+            habits[group] = named(values + added, HABITS)
+    found: dict[str, Any] = {"serving_factors": factors, "arrival_factors": habits}
+    if engine:
+        found["fitted_groups"] = sorted(set(factors) - {"any"})
+    return found
 
 
 def build_serving_factors(common: str) -> dict[str, dict[str, Any]]:
     """Return the serving fields of every engine, and of what they have in common."""
     cases = serving_cases()
-    pool, widths = fit_serving(cases), spreads(cases)
-    found: dict[str, dict[str, Any]] = {
-        common: {"serving_factors": {"any": named(pool.factors)}, **widths}
-    }
+    fit, widths = fit_serving(cases, strengths_without("")), spreads(cases)
+    found = {common: {**engine_fields(fit, ""), **widths}}
     for engine in sorted({case.engine for case in cases}):
-        own = [case for case in cases if case.engine == engine]
-        found[engine] = {**engine_factors(own, pool), **widths}
+        found[engine] = {**engine_fields(fit, engine), **widths}
     return found
+
+
+def advised_report(summary: Callable[[Columns], JsonObject]) -> JsonObject:
+    """Return the errors on the groups that the collection advises to leave out."""
+    tpots, ttfts, _ = held_out(serving_cases(), advised_of)
+    return {
+        "time per output token, advised groups": summary(tpots),
+        "time to first token, advised groups": summary(ttfts),
+    }

@@ -1,281 +1,263 @@
-"""Fits the parts of prefill and decode to published serving sweeps, engine by engine.
+"""Fits the parts of prefill and decode, and how callers fall together, to published sweeps.
 
-Beside the parts of a pass, which belong to an engine, each sweep's pair of model and chip has its
-habits: how the callers of that benchmark fell together. Both are fitted in turns.
+A point's values are sums over levels: what all engines have in common, what its engine adds, and
+what its pair of model and chip adds. Each level is drawn to zero, so that few points leave what is
+known from more. The factors of engines are fitted without factors of pairs, which
+would take from them what they have to explain; pairs add theirs afterwards.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
 
 import numpy as np
 
-from planner.catalog.engines import arrival_priors
-from planner.cost.equation import Ledger
-from planner.cost.queueing import (
-    ArrivalHabits,
-    mean_token_gap,
-    prompts_waited_for,
-    slot_wait,
-    time_to_first_token,
+from planner.catalog.reading import data_json
+from planner.fitting import Columns
+from planner.serving_cases import Pair, ServingCase
+from planner.serving_model import (
+    DECODE,
+    FLOOR,
+    FREE,
+    NAMES,
+    PARTS,
+    PREFILL,
+    Sweep,
+    packed,
+    sweep_of,
 )
-from planner.evidence import Row, serving_request
-from planner.fitting import Columns, descend
-from planner.specs.estimate import EstimateRequest
-from planner.specs.workload import ServeWorkload
-from planner.workload.resolve import resolve
-from planner.workload.serve import serve
 
-PART_BY_NAME = {
-    "Linear layers": "linear",
-    "Experts": "linear",
-    "Output head": "linear",
-    "Attention and KV-cache reads": "attention",
-    "Norms, activations, residuals": "elementwise",
-    "Tensor-parallel all-reduces": "tensor_parallel",
-    "Expert exchange": "expert_exchange",
-    "Issuing operators": "issue",
-    "Issuing further operators": "issue",
-    "Scheduling the step": "scheduling",
-}
-# How far a factor may go: no read or product beats its peak, the priors being 53 to 71 % of it.
-BOUNDS = {
-    "linear": (0.7, 2.0),
-    "attention": (0.53, 4.0),
-    "elementwise": (0.25, 20.0),
-    "tensor_parallel": (0.5, 4.0),
-    "expert_exchange": (0.5, 4.0),
-    "issue": (0.25, 4.0),
-    "scheduling": (0.25, 20.0),
-    "intake": (0.05, 40.0),
-}
-PASS_PARTS = tuple(dict.fromkeys(PART_BY_NAME.values()))
-SWEEP = ("model", "gpu_slug", "engine", "weight_dtype", "tp", "input_len", "output_len")
-PASSES = ("decode", "prefill")
-PARTS = (*(f"{group}_{part}" for group in PASSES for part in PASS_PARTS), "intake")
-DECODE = slice(0, len(PASS_PARTS))
-PREFILL = slice(len(PASS_PARTS), 2 * len(PASS_PARTS))
-BOUNDED = [BOUNDS[part.removeprefix("decode_").removeprefix("prefill_")] for part in PARTS]
-LEAST, MOST = (np.array([bounds[end] for bounds in BOUNDED]) for end in (0, 1))
-INTAKE = PARTS.index("intake")
-NEUTRAL: dict[str, object] = {"serving_factors": {}, "arrival_factors": {}}
-BEATING_SHARE = 0.2
-SCALE = 0.5
-RIDGE = 1.0
-TPOT_WEIGHT, TTFT_WEIGHT = 10.0, 4.0
-TURNS = 3
-Pair = tuple[str, str]
-BURST_RATIOS = (0.02, 0.05, 0.08, 0.1, 0.13, 0.16, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 0.85, 1.0)
-PROMPTS_AHEAD = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
-WITHHELD_SLOTS = (0.0, 0.5, 1.0)
-HABIT_RIDGE, WITHHELD_RIDGE = 10.0, 10.0
-
-
-@dataclass(frozen=True, eq=False)
-class ServingCase:
-    """One measured point: the seconds of each part at factor 1, its load, and the truth."""
-
-    engine: str
-    architecture: str
-    group: str
-    sweep: str
-    decode_s: Columns
-    prefill_s: Columns
-    running: float
-    output_tokens: float
-    intake_s: float
-    wait_lives: float
-    tpot_s: float
-    ttft_s: float
-
-    @property
-    def pair(self) -> Pair:
-        """Return whose habits the point shows."""
-        return self.engine, self.group
-
-    def beats_the_peak(self) -> bool:
-        """Return whether the measured gap is shorter than products and reads at peak allow.
-
-        Such a point was measured with something that its row does not say: a shared prefix,
-        draft tokens, or prefill elsewhere.
-        """
-        floor = LEAST.copy()
-        for index, part in enumerate(PARTS):
-            if not part.endswith(("_linear", "_attention")):
-                floor[index] = 0.0
-        decode = float(self.decode_s @ floor[DECODE])
-        prefill = float(self.prefill_s @ floor[PREFILL])
-        return self.tpot_s < decode + (self.running - 1) / self.output_tokens * prefill
+Strengths = Mapping[str, float]
+ALIKE = frozenset({"linear", "attention", "elementwise"})  # the same kernels in every engine
+OF_EXPERTS = frozenset({"experts", "further", "expert_exchange"})
+TPOT_NOISE, TTFT_NOISE = 0.05, 0.15  # how far apart repeated measurements lie, as log ratios
+ROUNDS, TRIES = 30, 6
+DAMPING, EASIER, HARDER, LEAST_DAMPING = 1e-2, 0.2, 5.0, 1e-6
+LONGEST_STEP = 1.0
+CONVERGED = 1e-4
+SCALES = np.zeros((len(NAMES), 2))  # a pair's passes are slower or faster as a whole
+SCALES[DECODE, 0] = 1.0
+SCALES[PREFILL, 1] = 1.0
+OWN_HABITS = np.eye(len(NAMES))[:, FREE]
+PAIR_BASIS = np.hstack([SCALES, OWN_HABITS])
+PAIR_SCALE_SPREAD = 0.3
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """Many points as columns, so that one product predicts them all."""
+class Level:
+    """What some points share: which ones, in which directions, and how far from zero."""
 
-    decode_s: Columns
-    prefill_s: Columns
-    running: Columns
-    output_tokens: Columns
-    intake_s: Columns
-    wait_lives: Columns
-    tpot_s: Columns
-    ttft_s: Columns
-
-    def predict(self, factors: Columns, habits: ArrivalHabits) -> tuple[Columns, Columns]:
-        """Return the seconds per output token and to the first token of every point."""
-        decode = self.decode_s @ factors[DECODE]
-        prefill = self.prefill_s @ factors[PREFILL]
-        tpot = mean_token_gap(
-            decode_s=decode,
-            running=self.running,
-            output_tokens=self.output_tokens,
-            slot_s=prefill,
-            burst_ratio=habits.burst_ratio,
-        )
-        wait = slot_wait(
-            offered=(1 + self.wait_lives) * self.running,
-            running=self.running,
-            withheld_slots=habits.withheld_slots,
-            life_s=prefill + (self.output_tokens - 1) * tpot,
-        )
-        before = prompts_waited_for(
-            running=self.running,
-            burst_ratio=habits.burst_ratio,
-            prompts_ahead=habits.prompts_ahead,
-        )
-        ttft = time_to_first_token(
-            prefill_s=prefill,
-            prompts_before=before,
-            slot_s=prefill,
-            decode_s=decode,
-            decoding_ratio=np.where(self.running > 1, 1.0, 0.0),
-            wait_s=wait,
-            intake_s=factors[INTAKE] * self.intake_s,
-        )
-        return np.asarray(tpot), np.asarray(ttft)
-
-    def regrets(self, factors: Columns, habits: ArrivalHabits) -> Columns:
-        """Return how wrong both times of every point are, in weighted log ratios."""
-        tpot, ttft = self.predict(factors, habits)
-        wrong = TPOT_WEIGHT * np.abs(np.log(tpot / self.tpot_s))
-        return np.asarray(wrong + TTFT_WEIGHT * np.abs(np.log(ttft / self.ttft_s)))
+    members: Columns
+    basis: Columns
+    spreads: Columns
 
 
 @dataclass(frozen=True, eq=False)
 class ServingFit:
-    """The factors of the parts, in the order of ``PARTS``, and the habits of each known pair."""
+    """What was fitted: a row of values of all engines, and what engines and pairs add to it."""
 
-    factors: Columns
-    habits: Mapping[Pair, ArrivalHabits] = field(default_factory=dict)
+    shared: Columns
+    engines: Mapping[str, Columns] = field(default_factory=dict)
+    pairs: Mapping[Pair, Columns] = field(default_factory=dict)
 
-    def habits_of(self, cases: Sequence["ServingCase"]) -> ArrivalHabits:
-        """Return the habits of each case as columns, the prior where its pair is not known."""
-        prior = ArrivalHabits(**arrival_priors())
-        rows = [self.habits.get(case.pair, prior) for case in cases]
-        return ArrivalHabits(*(np.array(column) for column in zip(*rows, strict=True)))
+    def engine_values(self, engine: str) -> Columns:
+        """Return the values of an engine, or of all where it is not known."""
+        return self.shared + self.engines.get(engine, 0.0)
 
-
-def sweep_of(cases: Iterable[ServingCase]) -> Sweep:
-    """Return cases as columns."""
-    kept = tuple(cases)
-    names = Sweep.__dataclass_fields__
-    return Sweep(**{name: np.array([getattr(case, name) for case in kept]) for name in names})
-
-
-def serving_case(row: Row) -> ServingCase:
-    """Return a row as its parts: what an uncalibrated estimate writes into its ledger."""
-    setting = resolve(EstimateRequest.model_validate(serving_request(row)))
-    setting = replace(setting, engine=setting.engine.model_copy(update=NEUTRAL))
-    workload, ledger = setting.workload, Ledger()
-    if not isinstance(workload, ServeWorkload):
-        raise TypeError("only serving rows have passes")
-    serve(setting, workload, ledger)
-    seconds = dict.fromkeys(PARTS, 0.0)
-    wanted = {}
-    for entry in ledger.entries:
-        if entry.unit == "s" and entry.group in PASSES and entry.name in PART_BY_NAME:
-            seconds[f"{entry.group}_{PART_BY_NAME[entry.name]}"] += entry.value
-        wanted[entry.key] = {one.name: float(one.value) for one in entry.inputs()}
-    gap, first = wanted["tpot"], wanted["ttft"]
-    life = first["prefill s"] + (workload.output_tokens - 1) * ledger.value_of("serving", "tpot")
-    return ServingCase(
-        engine=row["engine"],
-        architecture=setting.device.architecture,
-        group=f"{setting.model.id}/{setting.device.architecture}",
-        sweep="/".join(row[name] for name in SWEEP),
-        decode_s=np.array([seconds[f"decode_{part}"] for part in PASS_PARTS]),
-        prefill_s=np.array([seconds[f"prefill_{part}"] for part in PASS_PARTS]),
-        running=gap["running"],
-        output_tokens=float(workload.output_tokens),
-        intake_s=first["intake s"],
-        wait_lives=first["wait s"] / life,
-        tpot_s=float(row["tpot_ms"]) / 1e3,
-        ttft_s=float(row["ttft_ms"]) / 1e3,
-    )
+    def values(self, cases: Sequence[ServingCase]) -> Columns:
+        """Return the values of each case, those of its pair where the fit knows it."""
+        rows = [
+            bounded(self.engine_values(case.engine)) + self.pairs.get(case.pair, 0.0)
+            for case in cases
+        ]
+        return np.array(rows).reshape(len(cases), len(NAMES))
 
 
-def told_apart(cases: Iterable[ServingCase]) -> tuple[ServingCase, ...]:
-    """Return the cases whose groups were measured as their rows say, no point beating the peak.
+def bounded(values: Columns) -> Columns:
+    """Return values without factors below what is possible."""
+    found = values.copy()
+    found[..., : len(PARTS)] = np.maximum(found[..., : len(PARTS)], FLOOR)
+    return found
 
-    A group of which a fifth beats the peak was measured under other conditions as a whole.
+
+def strengths_without(group: str) -> Strengths:
+    """Return the spreads of the priors that a search found without looking at a group."""
+    chosen = data_json("serving_priors.json")["chosen"]
+    found: dict[str, float] = chosen.get(group, chosen["none"])
+    return found
+
+
+def part_of(name: str) -> str:
+    """Return the part of a named value without its phase.
+
+    >>> part_of("decode_tensor_parallel"), part_of("burst_ratio")
+    ('tensor_parallel', 'burst_ratio')
     """
-    kept = tuple(cases)
-    beating: dict[tuple[str, str], list[bool]] = {}
-    for case in kept:
-        beating.setdefault((case.engine, case.group), []).append(case.beats_the_peak())
-    return tuple(
-        case
-        for case in kept
-        if not case.beats_the_peak()
-        and float(np.mean(beating[case.engine, case.group])) < BEATING_SHARE
-    )
+    phase, _, rest = name.partition("_")
+    return rest if phase in {"decode", "prefill"} else name
+
+
+def spreads(strengths: Strengths) -> Columns:
+    """Return how far each value may lie from its prior, before a level's own share."""
+    return np.array([strengths.get(part_of(name), strengths["8bit"]) for name in NAMES])
+
+
+def engine_spreads(strengths: Strengths) -> Columns:
+    """Return how far an engine's values may lie from what engines have in common."""
+    found = spreads(strengths) * strengths["engine"]
+    for index, name in enumerate(NAMES):
+        if part_of(name) in ALIKE:
+            found[index] *= strengths["engine_alike"]
+        if part_of(name) in OF_EXPERTS:
+            found[index] *= strengths["engine_experts"]
+    return found
+
+
+def weights_of(cases: Sequence[ServingCase], most: float) -> Columns:
+    """Return how much each case counts: together those of a pair count as ``most`` do."""
+    points = Counter(case.pair for case in cases)
+    return np.array([min(1.0, most / points[case.pair]) for case in cases])
+
+
+def where_true(flags: Iterable[bool]) -> Columns:
+    """Return flags as a column of ones and zeros."""
+    return np.array([float(flag) for flag in flags])
+
+
+def fit_serving(cases: Sequence[ServingCase], strengths: Strengths) -> ServingFit:
+    """Return what all points share, what engines add and what the pairs among the cases add."""
+    fit, habits = fit_engines(cases, strengths)
+    return replace(fit, pairs=fit_pairs(cases, fit, habits, strengths))
+
+
+def fit_engines(
+    cases: Sequence[ServingCase], strengths: Strengths
+) -> tuple[ServingFit, dict[Pair, Columns]]:
+    """Return what all points share and engines add, and the habits of pairs beside it."""
+    whole = packed({})
+    if not cases:
+        return ServingFit(whole), {}
+    engines = sorted({case.engine for case in cases})
+    pairs = sorted({case.pair for case in cases})
+    own = spreads(strengths)
+    everywhere, identity = np.ones(len(cases)), np.eye(len(NAMES))
+    levels = [Level(everywhere, identity, own * strengths["shared"])]
+    for engine in engines:
+        members = where_true(case.engine == engine for case in cases)
+        levels.append(Level(members, identity, engine_spreads(strengths)))
+    for pair in pairs:
+        members = where_true(case.pair == pair for case in cases)
+        levels.append(Level(members, OWN_HABITS, own[FREE] * strengths["habits"]))
+    sweep, weights = sweep_of(cases), weights_of(cases, strengths["points"])
+    base = np.tile(whole, (len(cases), 1))
+    found = descend(sweep, weights, base, levels)
+    added = dict(zip(engines, found[1:], strict=False))
+    habits = dict(zip(pairs, found[1 + len(engines) :], strict=True))
+    return ServingFit(whole + found[0], added), habits
+
+
+def fit_pairs(
+    cases: Sequence[ServingCase],
+    fit: ServingFit,
+    habits: Mapping[Pair, Columns],
+    strengths: Strengths,
+) -> dict[Pair, Columns]:
+    """Return what each pair adds to its engine: habits, and slower or faster passes."""
+    own = spreads(strengths)[FREE] * strengths["habits"]
+    level_spreads = np.concatenate([np.full(2, PAIR_SCALE_SPREAD), own])
+    found = {}
+    for pair in habits:
+        kept = [case for case in cases if case.pair == pair]
+        base = bounded(np.tile(fit.engine_values(pair[0]), (len(kept), 1)))
+        level = Level(np.ones(len(kept)), PAIR_BASIS, level_spreads)
+        (added,) = descend(sweep_of(kept), np.ones(len(kept)), base, [level])
+        found[pair] = PAIR_BASIS @ added
+    return found
+
+
+@dataclass(frozen=True)
+class _Objective:
+    """The regret of values that levels add up to, with its first and second derivatives."""
+
+    sweep: Sweep
+    weights: Columns
+    base: Columns
+    levels: Sequence[Level]
+
+    def values(self, added: Columns) -> Columns:
+        """Return the values of every point."""
+        found, at = self.base.copy(), 0
+        for level in self.levels:
+            size = level.basis.shape[1]
+            found += level.members[:, None] * (level.basis @ added[at : at + size])
+            at += size
+        return found
+
+    def spreads(self) -> Columns:
+        """Return the spreads of all levels in a row."""
+        return np.concatenate([level.spreads for level in self.levels])
+
+    def wrong(self, values: Columns) -> Columns:
+        """Return how wrong both times of every point are, in units of their noise."""
+        found: Columns = self.sweep.wrong(values) / np.array([TPOT_NOISE, TTFT_NOISE])
+        return found
+
+    def regret(self, added: Columns) -> float:
+        """Return how wrong the values are and how far from zero; one gross error counts once."""
+        wrong = self.wrong(bounded(self.values(added)))
+        regrets = 2 * (np.sqrt(1 + wrong**2) - 1).sum(axis=1)
+        return float(self.weights @ regrets) + float(((added / self.spreads()) ** 2).sum())
+
+    def derivatives(self, added: Columns) -> tuple[Columns, Columns]:
+        """Return the gradient of the regret and its curvature, both halved."""
+        free = self.values(added)
+        values = bounded(free)
+        wrong = self.wrong(values)
+        slopes = self.sweep.slopes(values) / np.array([TPOT_NOISE, TTFT_NOISE])[:, None]
+        slopes *= (values == free)[:, None, :]
+        heed = self.weights[:, None] / np.sqrt(1 + wrong**2)
+        pull = np.einsum("pt,ptv->pv", heed * wrong, slopes)
+        # All levels of one point at once: each point's slopes along every level's directions.
+        along = [level.members[:, None, None] * (slopes @ level.basis) for level in self.levels]
+        whole = np.concatenate(along, axis=2).reshape(2 * len(values), -1)
+        curvature = whole.T @ (whole * heed.reshape(-1, 1))
+        gradient = np.concatenate(
+            [level.basis.T @ (level.members @ pull) for level in self.levels]
+        )
+        spread = self.spreads()
+        curvature[np.diag_indices(len(spread))] += 1 / spread**2
+        return gradient + added / spread**2, curvature
+
+
+def descend(
+    sweep: Sweep, weights: Columns, base: Columns, levels: Sequence[Level]
+) -> list[Columns]:
+    """Return what each level adds at the least regret, by damped Gauss-Newton steps.
+
+    Source: Levenberg 1944, Marquardt 1963; points far off are heeded less (Charbonnier's loss).
+    """
+    objective = _Objective(sweep, weights, base, levels)
+    added = np.zeros(len(objective.spreads()))
+    least, damping = objective.regret(added), DAMPING
+    for _ in range(ROUNDS):
+        gradient, curvature = objective.derivatives(added)
+        before = least
+        for _ in range(TRIES):
+            damped = curvature + damping * np.diag(np.diag(curvature))
+            step = np.clip(-np.linalg.solve(damped, gradient), -LONGEST_STEP, LONGEST_STEP)
+            regret = objective.regret(added + step)
+            if regret < least:
+                added, least = added + step, regret
+                damping = max(damping * EASIER, LEAST_DAMPING)
+                break
+            damping *= HARDER
+        if before - least < CONVERGED * before:
+            break
+    ends = np.cumsum([level.basis.shape[1] for level in levels])
+    return np.split(added, ends[:-1])
 
 
 def serving_errors(cases: Sequence[ServingCase], fit: ServingFit) -> tuple[Columns, Columns]:
     """Return the relative errors of the time per output token and to the first token."""
-    sweep = sweep_of(cases)
-    tpot, ttft = sweep.predict(fit.factors, fit.habits_of(cases))
-    return tpot / sweep.tpot_s - 1, ttft / sweep.ttft_s - 1
-
-
-def fit_serving(cases: Iterable[ServingCase], prior: ServingFit | None = None) -> ServingFit:
-    """Return factors shrunk towards the prior, and the habits of every pair among the cases."""
-    kept = tuple(cases)
-    start = ServingFit(np.ones(len(PARTS))) if prior is None else prior
-    fit = start
-    for _ in range(TURNS if kept else 0):
-        fit = ServingFit(fit.factors, fit_habits(kept, fit.factors))
-        fit = ServingFit(fit_factors(kept, fit, start.factors), fit.habits)
-    return fit
-
-
-def fit_factors(cases: Sequence[ServingCase], fit: ServingFit, prior: Columns) -> Columns:
-    """Return the factors of least regret under known habits; every pair weighs the same."""
-    sweep, habits = sweep_of(cases), fit.habits_of(cases)
-    points = Counter(case.pair for case in cases)
-    weights = np.array([len(cases) / len(points) / points[case.pair] for case in cases])
-
-    def regret(factors: Columns) -> float:
-        distance = float(np.abs(factors - prior).sum()) / SCALE
-        return float(weights @ sweep.regrets(factors, habits)) + RIDGE * distance
-
-    return descend(regret, fit.factors, np.full(len(PARTS), SCALE), LEAST, MOST)
-
-
-def fit_habits(cases: Sequence[ServingCase], factors: Columns) -> dict[Pair, ArrivalHabits]:
-    """Return the habits of each pair: the best of a grid, near the prior where little is known."""
-    prior = ArrivalHabits(**arrival_priors())
-    found = {}
-    for pair in sorted({case.pair for case in cases}):
-        sweep = sweep_of(case for case in cases if case.pair == pair)
-
-        def regret(tried: ArrivalHabits, sweep: Sweep = sweep) -> float:
-            far = abs(float(np.log(tried.burst_ratio / prior.burst_ratio)))
-            far += abs(float(tried.prompts_ahead - prior.prompts_ahead))
-            bound = HABIT_RIDGE * far + WITHHELD_RIDGE * float(tried.withheld_slots)
-            return float(sweep.regrets(factors, tried).sum()) + bound
-
-        grid = product(BURST_RATIOS, PROMPTS_AHEAD, WITHHELD_SLOTS)
-        found[pair] = min((ArrivalHabits(*one) for one in grid), key=regret)
-    return found
+    wrong = np.expm1(sweep_of(cases).wrong(fit.values(cases)))
+    return wrong[:, 0], wrong[:, 1]

@@ -18,7 +18,7 @@ from planner.catalog.engines import COMMON_SERVING
 from planner.cost.equation import Ledger
 from planner.evidence import Row
 from planner.fitting import Columns
-from planner.serving_fitting import PART_BY_NAME
+from planner.serving_cases import PART_BY_NAME
 from planner.specs.base import JsonObject
 from planner.specs.estimate import EstimateRequest
 from planner.specs.workload import ServeWorkload

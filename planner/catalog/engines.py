@@ -58,6 +58,8 @@ class Engine(Spec):
     bucket_bytes_per_rank: float = 0.0
     gradient_dtype: Dtype | None = None
     fp8_kv_cache_with_fp8_weights: bool = False
+    fp8_kv_cache_architectures: tuple[str, ...] = ()
+    reserves_whole_requests: bool = False
     gathered_logits: bool = False
     lora_targets: Literal["all", "query_value"] = "all"
     wide_norms: bool = False

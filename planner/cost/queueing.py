@@ -19,16 +19,21 @@ MAX_BUSY_RATIO = 0.98  # nearer to 1 the mean wait of an endless queue says noth
 
 
 class ArrivalHabits(NamedTuple):
-    """How the callers of a closed loop fall together; all zero when they are independent.
+    """How callers fall together and what an engine does then; independent callers have no burst.
 
     ``burst_ratio`` is the share of the requests that come while all others wait for their prefill
     as well; ``prompts_ahead`` how many other prompts the rest find before their own;
-    ``withheld_slots`` how many callers an engine keeps waiting although memory has room.
+    ``withheld_slots`` how many callers an engine keeps waiting although memory has room;
+    ``company_ratio`` how many of the prompts that a pass has room for beside another join it;
+    ``steps_awaited`` how many decode steps pass before an
+    engine that decodes has taken a new request in and answered it.
     """
 
     burst_ratio: Quantity = 0.0
     prompts_ahead: Quantity = 0.0
     withheld_slots: Quantity = 0.0
+    company_ratio: Quantity = 0.0
+    steps_awaited: Quantity = 1.5
 
 
 @equation(
@@ -56,6 +61,29 @@ def mean_token_gap(
 
 
 @equation(
+    "t_slot = t_beside + (t_alone - t_beside) / (1 + q · (k-1))",
+    unit="s",
+    symbols={
+        "beside_s": "t_beside",
+        "alone_s": "t_alone",
+        "company_ratio": "q",
+        "prompts_per_pass": "k",
+    },
+    source=f"{BATCHING}; the prompts of one pass read the weights and issue the operators once",
+)
+def prompt_slot(
+    *, beside_s: Quantity, alone_s: Quantity, company_ratio: Quantity, prompts_per_pass: Quantity
+) -> Quantity:
+    """Return by how many seconds one prompt delays the others.
+
+    ``alone_s`` is its pass alone, ``beside_s`` what it adds to a pass that runs anyway;
+    ``prompts_per_pass`` is how many such prompts the tokens of one step have room for.
+    """
+    company = 1 + company_ratio * (prompts_per_pass - 1)
+    return beside_s + (alone_s - beside_s) / company
+
+
+@equation(
     "n = f · (b-1)/2 + (1-f) · min(a, (b-1)/2)",
     unit="prompts",
     symbols={"running": "b", "burst_ratio": "f", "prompts_ahead": "a"},
@@ -70,7 +98,7 @@ def prompts_waited_for(
 
 
 @equation(
-    "TTFT = t_prefill + n · t_slot + 3/2 · p · t_decode + wait + intake",
+    "TTFT = t_prefill + n · t_slot + s · p · t_decode + wait + intake",
     unit="s",
     symbols={
         "prefill_s": "t_prefill",
@@ -78,10 +106,11 @@ def prompts_waited_for(
         "slot_s": "t_slot",
         "decode_s": "t_decode",
         "decoding_ratio": "p",
+        "steps_awaited": "s",
         "wait_s": "wait",
         "intake_s": "intake",
     },
-    source=f"{BATCHING}; half a running step passes, the own prefill shares its step with decode",
+    source=f"{BATCHING}; s = 3/2: half a running step passes, the own prefill shares its step",
 )
 def time_to_first_token(  # noqa: PLR0913 - one argument per symbol of the equation
     *,
@@ -92,12 +121,13 @@ def time_to_first_token(  # noqa: PLR0913 - one argument per symbol of the equat
     decoding_ratio: Quantity,
     wait_s: Quantity,
     intake_s: Quantity,
+    steps_awaited: Quantity = 1.5,
 ) -> Quantity:
     """Return the mean seconds from a request's arrival to its first token.
 
     ``decoding_ratio`` is how often a request finds others decoding.
     """
-    beside = 1.5 * decoding_ratio * decode_s
+    beside = steps_awaited * decoding_ratio * decode_s
     return prefill_s + prompts_before * slot_s + beside + wait_s + intake_s
 
 

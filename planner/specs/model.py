@@ -127,6 +127,11 @@ class ModelSpec(SparseSpec):
         return found
 
     @property
+    def shape(self) -> str:
+        """Return layers, width and experts, which models of one architecture share."""
+        return f"{self.num_hidden_layers}x{self.hidden_size}x{self.num_experts}"
+
+    @property
     def is_moe(self) -> bool:
         """Return whether any layer is a sparse mixture of experts."""
         return self.num_experts > 0

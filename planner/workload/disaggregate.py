@@ -17,11 +17,12 @@ from planner.cost.queueing import poisson_prompts_before, prompts_waited_for
 from planner.errors import BadRequestError, NotPossibleError
 from planner.specs.estimate import Performance
 from planner.specs.workload import ServeWorkload
+from planner.workload.capacity import load_of, max_concurrency
 from planner.workload.forward import PassCost
 from planner.workload.inference_memory import Load
 from planner.workload.operators import link_for
 from planner.workload.outcome import Outcome
-from planner.workload.serve import arrival_habits, load_of, max_concurrency
+from planner.workload.serve import arrival_habits
 from planner.workload.setting import Setting, rates_of
 from planner.workload.speculate import Decoding, decoding, held_memory, prefilling
 

@@ -23,6 +23,7 @@ from planner.specs.workload import (
     ServeWorkload,
     TrainWorkload,
 )
+from planner.workload.capacity import max_concurrency
 from planner.workload.compress import NARROW_BITS, compress, target_dtype
 from planner.workload.disaggregate import serve_disaggregated
 from planner.workload.expense import expense
@@ -30,7 +31,7 @@ from planner.workload.generate import generate
 from planner.workload.intervals import confidence_of, intervals_of
 from planner.workload.outcome import Outcome
 from planner.workload.resolve import resolve
-from planner.workload.serve import max_concurrency, serve
+from planner.workload.serve import serve
 from planner.workload.setting import Setting
 from planner.workload.training_memory import training_memory
 from planner.workload.training_run import train_run

@@ -85,8 +85,9 @@ def _serving_spreads(
     if setting.is_measured or setting.host_calibration is not None:
         return {}
     both = {"tpot_seconds": engine.tpot_spreads, "ttft_seconds": engine.ttft_spreads}
+    own = f"{error_class}, sparse" if setting.model.is_moe else error_class
     return {
-        name: spreads[error_class] * widening
+        name: spreads.get(own, spreads[error_class]) * widening
         for name, spreads in both.items()
         if error_class in spreads
     }
@@ -133,8 +134,7 @@ def _error_class(setting: Setting) -> ErrorClass:
     factors = _time_factors(setting.host_calibration)
     if factors and max(n for n, _ in factors) >= MIN_MEASUREMENTS:
         return "calibrated on this host"
-    pair = f"{setting.model.id}/{setting.device.architecture}"
-    if factors or setting.is_measured or pair in setting.engine.fitted_groups:
+    if factors or setting.is_measured or setting.pair in setting.engine.fitted_groups:
         return "same family"
     return "datasheet only"
 

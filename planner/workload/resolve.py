@@ -155,6 +155,8 @@ def _in_engine(model: ModelSpec, engine: Engine) -> ModelSpec:
 
 def _on_device(engine: Engine, device: DeviceSpec, *, training: bool) -> Engine:
     """Return the engine with what was measured on the device in place of its prior."""
+    if device.architecture in engine.fp8_kv_cache_architectures:
+        engine = engine.model_copy(update={"fp8_kv_cache_with_fp8_weights": True})
     measured = device.runtime_overhead_bytes
     if measured is None or engine.role != "runner":
         return engine

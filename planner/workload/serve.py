@@ -5,15 +5,15 @@ requests of the batch are prefilled in between, which lengthens the gap between 
 """
 
 from dataclasses import dataclass, replace
-from functools import reduce
 
-from planner.cost.columns import any_of, either, floor, is_column, maximum, minimum, negate, where
+from planner.cost.columns import any_of, either, is_column, maximum, minimum, negate, where
 from planner.cost.equation import Ledger, Unrecorded
 from planner.cost.queueing import (
     ArrivalHabits,
     chance_of_company,
     mean_token_gap,
     poisson_prompts_before,
+    prompt_slot,
     prompts_waited_for,
     slot_wait,
     time_to_first_token,
@@ -21,8 +21,8 @@ from planner.cost.queueing import (
 from planner.cost.root import falling_root
 from planner.specs.estimate import Performance
 from planner.specs.workload import ServeWorkload
+from planner.workload.capacity import held_at_once, load_of, places
 from planner.workload.forward import PassCost
-from planner.workload.inference_memory import Load, usable_bytes
 from planner.workload.outcome import Outcome, performance_of
 from planner.workload.saturated import burst_rate, saturation
 from planner.workload.setting import Setting
@@ -49,10 +49,13 @@ class _Steady:
 
 def serve(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
     """Return what serving the workload costs, with the requests that fit at once."""
-    most = max_concurrency(setting, workload)
-    offered = _offered(setting, workload, most)
-    running = maximum(1.0, minimum(offered, most))
-    held = maximum(running, setting.layout.attention_data)  # the busiest rank holds a whole one
+    most, raised = held_at_once(setting, workload)
+    closed = workload.concurrency is not None
+    slots = places(setting, workload, raised) if closed else most
+    offered = _offered(setting, workload, slots)
+    running = maximum(1.0, minimum(offered, slots))
+    # The busiest rank holds a whole one.
+    held = maximum(minimum(running, maximum(1.0, most)), setting.layout.attention_data)
     memory = held_memory(setting, ledger, load_of(setting, workload, held))
     prompt = _prompt(setting, workload, ledger, running)
     steady = _steady(setting, workload, ledger, (running, offered), prompt)
@@ -65,7 +68,7 @@ def serve(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> Outcome:
         phases={"prefill": steady.prefill.by_class, "decode": steady.decode.by_class},
         energy_tokens_per_second=_rate(setting, workload, steady) * workload.output_tokens,
         performance=_performance(setting, workload, steady, most),
-        warnings=_warnings(setting, workload, steady, (offered, most)),
+        warnings=_warnings(setting, workload, steady, (offered, slots)),
     )
 
 
@@ -94,33 +97,6 @@ def _filled(setting: Setting, workload: ServeWorkload, ledger: Ledger, steady: _
         latency_s=latency,
         queue_s=maximum(0.0, full.ttft_s - steady.prefill.total_s),
         requests_per_s=full.requests_per_s,
-    )
-
-
-def max_concurrency(setting: Setting, workload: ServeWorkload) -> float:
-    """Return how many full-length requests one replica's memory holds at once."""
-    empty = held_memory(setting, Unrecorded(), load_of(setting, workload, 0.0))
-    one = held_memory(setting, Unrecorded(), load_of(setting, workload, 1.0))
-    budget = usable_bytes(setting)
-    rooms = []
-    for without, with_one in zip(empty.stages, one.stages, strict=True):
-        per_request = with_one.peak_bytes - without.peak_bytes
-        rooms.append((budget - without.peak_bytes) / per_request)
-    return maximum(0.0, floor(reduce(minimum, rooms)))
-
-
-def load_of(setting: Setting, workload: ServeWorkload, sequences: float) -> Load:
-    """Return what a replica holds with so many full-length requests at once."""
-    prompt = workload.input_tokens
-    budget = where(setting.layout.batch_tokens > 0, setting.layout.batch_tokens, prompt)
-    sequences = sequences / setting.layout.attention_data
-    return Load(
-        sequences=sequences,
-        tokens_per_sequence=prompt + workload.output_tokens,
-        step_tokens=minimum(budget, maximum(prompt, sequences)),
-        sampled_tokens=maximum(1.0, sequences),
-        paged=setting.engine.role == "serving",
-        shared_tokens=prompt * workload.prefix_share_ratio,
     )
 
 
@@ -190,14 +166,12 @@ def _steady(
 ) -> _Steady:
     """Return the steady state of (running, offered) requests."""
     running, offered = load
-    stages, prefill, lanes = setting.layout.pipeline, prompt.cost, prompt.lanes
+    stages, prefill = setting.layout.pipeline, prompt.cost
     context = workload.input_tokens + workload.output_tokens / 2
     round_ = decoding(setting, ledger, maximum(1.0, running / stages), context)
     decode = round_.per_token
-    # Stages and attention ranks work on different requests at the same time: that much less does
-    # one prompt delay the others.
-    slot = prefill.total_s / stages / lanes
     habits = arrival_habits(setting, workload)
+    slot = _slot(setting, workload, ledger, prompt)
     tpot = ledger.term(
         mean_token_gap,
         setting.line(GROUP, "Time per output token", key="tpot"),
@@ -219,11 +193,42 @@ def _steady(
         decode_s=round_.step_s,
         decoding_ratio=_decoding_ratio(setting, workload, ledger, running, life),
         wait_s=wait,
-        intake_s=setting.engine.request_latency_s * setting.serving_factor("intake"),
+        intake_s=intake_seconds(setting),
+        steps_awaited=habits.steps_awaited,
     )
     latency = ttft + (workload.output_tokens - 1) * tpot
     queue = before * slot + wait
     return _Steady(running, prefill, decode, tpot, ttft, latency, queue, life)
+
+
+def _slot(setting: Setting, workload: ServeWorkload, ledger: Ledger, prompt: _Prompt) -> float:
+    """Return by how much one prompt delays the others, who are spread over stages and lanes."""
+    habits = arrival_habits(setting, workload)
+    alone, share = prompt.cost.total_s, setting.layout.pipeline * prompt.lanes
+    cached = workload.input_tokens * workload.prefix_share_ratio
+    own = workload.input_tokens - cached
+    beside = alone
+    if habits.company_ratio:
+        more = prefilling(setting, Unrecorded(), 2 * prompt.lanes, own, cached)
+        beside = maximum(0.0, more.total_s - alone)
+    return ledger.term(
+        prompt_slot,
+        setting.line(GROUP, "What one prompt delays the others", key="slot"),
+        beside_s=beside / share,
+        alone_s=alone / share,
+        company_ratio=habits.company_ratio,
+        prompts_per_pass=prompts_per_pass(setting, own),
+    )
+
+
+def intake_seconds(setting: Setting) -> float:
+    """Return what taking a request in costs before the engine's first step."""
+    return setting.engine.request_latency_s * setting.serving_factor("intake")
+
+
+def prompts_per_pass(setting: Setting, tokens: float) -> float:
+    """Return how many prompts of so many tokens the budget of one step has room for."""
+    return maximum(1.0, setting.layout.batch_tokens / maximum(1.0, tokens))
 
 
 def arrival_habits(setting: Setting, workload: ServeWorkload) -> ArrivalHabits:

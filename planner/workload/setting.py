@@ -42,7 +42,7 @@ DESKTOP_MEMORY_BYTES_PER_S = 80e9  # two channels of DDR5
 SERVER_MEMORY_BYTES_PER_S = 200e9  # eight channels of DDR4
 
 
-# Parts that dense models do not show take the factor of the part that is most like them.
+# Parts that no sweep shows take the factor of the part that is most like them.
 SHOWN_BY = {"experts": "linear", "further": "issue"}
 # A pass of a full batch that no table shows takes the factors of the pass that it is most like.
 LIKE = {"mixed": "prefill", "packed": "decode", "beside": "packed"}
@@ -194,15 +194,21 @@ class Setting:
         names = (device.id, device.architecture, ANY_ARCHITECTURE)
         return next((fitted[name] for name in names if name in fitted), {}).get(part, 1.0)
 
+    @property
+    def swept_factors(self) -> dict[str, float]:
+        """Return what published sweeps on the chip's family multiply parts with, or on any."""
+        fitted = self.engine.serving_factors
+        return fitted.get(self.device.architecture) or fitted.get(ANY_ARCHITECTURE, {})
+
     def serving_factor(self, part: str) -> float:
         """Return what published serving sweeps multiply a part of a pass with."""
-        fitted = self.engine.serving_factors
-        family = fitted.get(self.device.architecture) or fitted.get(ANY_ARCHITECTURE, {})
+        fitted = self.swept_factors
+        of_pair = self.engine.serving_factors.get(self.pair, {})
         phase, _, own = part.partition("_")
         if phase in LIKE:
             return self._full_factor(phase, own)
-        alike = family.get(f"{phase}_{SHOWN_BY.get(own, own)}", 1.0)
-        return family.get(part, alike) * self._stream_factor(part)
+        alike = fitted.get(f"{phase}_{SHOWN_BY.get(own, own)}", 1.0)
+        return fitted.get(part, alike) * of_pair.get(phase, 1.0) * self._stream_factor(part)
 
     @cached_property
     def _full(self) -> dict[str, float]:
@@ -254,7 +260,7 @@ class Setting:
     @property
     def pair(self) -> str:
         """Return the pair of model and chip family that published serving is told apart by."""
-        return f"{self.model.id}/{self.device.architecture}"
+        return f"{self.model.shape}/{self.device.architecture}"
 
     @property
     def arrival_habits(self) -> ArrivalHabits:

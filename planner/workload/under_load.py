@@ -24,7 +24,13 @@ from planner.workload.arrivals import (
     poisson_calls,
     simulate,
 )
-from planner.workload.serve import GROUP, arrival_habits, saturation_rate, serve
+from planner.workload.serve import (
+    GROUP,
+    arrival_habits,
+    intake_seconds,
+    saturation_rate,
+    serve,
+)
 from planner.workload.setting import Setting
 from planner.workload.step_costs import step_costs
 
@@ -49,16 +55,28 @@ TITLES = {
 
 
 @equation(
-    "T_p = T · s_p / s_mean",
+    "T_p = t_0 + (T - t_0) · s_p / s_mean",
     unit="s",
-    symbols={"mean_s": "T", "simulated_s": "s_p", "simulated_mean_s": "s_mean"},
+    symbols={
+        "mean_s": "T",
+        "simulated_s": "s_p",
+        "simulated_mean_s": "s_mean",
+        "intake_s": "t_0",
+    },
     source="own simulation of the engine's steps (seeded), scaled to the calibrated mean",
 )
 def percentile_seconds(
-    *, mean_s: Quantity, simulated_s: Quantity, simulated_mean_s: Quantity
+    *,
+    mean_s: Quantity,
+    simulated_s: Quantity,
+    simulated_mean_s: Quantity,
+    intake_s: Quantity = 0.0,
 ) -> Quantity:
-    """Return a percentile of a time whose mean is known, by the shape that a simulation gives."""
-    return mean_s * simulated_s / simulated_mean_s
+    """Return a percentile of a time whose mean is known, by the shape that a simulation gives.
+
+    ``intake_s`` is what taking a request in costs everybody alike, before the engine's steps.
+    """
+    return intake_s + (mean_s - intake_s) * simulated_s / simulated_mean_s
 
 
 LINES = {
@@ -95,9 +113,9 @@ def under_load(
         return means.model_copy(update=found), (warning,)
     in_flight = (rate or 0.0) / setting.layout.data * (means.latency_seconds or 0.0)
     simulated = simulated_requests(setting, workload, most, in_flight)
-    found |= _percentiles(means, simulated, ledger)
+    found |= _percentiles(setting, means, simulated, ledger)
     if workload.ttft_slo_seconds or workload.tpot_slo_seconds:
-        found["slo_attainment_ratio"] = attained_ratio(workload, means, simulated)
+        found["slo_attainment_ratio"] = attained_ratio(setting, workload, means, simulated)
         found |= _most_within_objectives(setting, workload, limit)
     return means.model_copy(update=found), ()
 
@@ -150,7 +168,14 @@ def _counted(timeline: Timeline, workload: ServeWorkload) -> Simulated:
     return Simulated(timeline.ttft_s[skipped:], tpot[skipped:], timeline.latency_s[skipped:])
 
 
-def _percentiles(means: Performance, simulated: Simulated, ledger: Ledger) -> dict[str, float]:
+def _intake_s(setting: Setting, name: str) -> float:
+    """Return the part of a time that lies before the engine's steps."""
+    return 0.0 if name == "tpot" else intake_seconds(setting)
+
+
+def _percentiles(
+    setting: Setting, means: Performance, simulated: Simulated, ledger: Ledger
+) -> dict[str, float]:
     found = {}
     for name in ("ttft", "tpot", "latency"):
         mean: float | None = getattr(means, f"{name}_seconds")
@@ -164,11 +189,14 @@ def _percentiles(means: Performance, simulated: Simulated, ledger: Ledger) -> di
                 mean_s=mean,
                 simulated_s=float(own),
                 simulated_mean_s=float(times.mean()),
+                intake_s=_intake_s(setting, name),
             )
     return found
 
 
-def attained_ratio(workload: ServeWorkload, means: Performance, simulated: Simulated) -> float:
+def attained_ratio(
+    setting: Setting, workload: ServeWorkload, means: Performance, simulated: Simulated
+) -> float:
     """Return the share of the requests that meet every objective given."""
     good = np.ones(len(simulated.ttft_s), dtype=bool)
     for name in ("ttft", "tpot"):
@@ -176,7 +204,8 @@ def attained_ratio(workload: ServeWorkload, means: Performance, simulated: Simul
         mean: float | None = getattr(means, f"{name}_seconds")
         times: Floats = getattr(simulated, f"{name}_s")
         if objective is not None and mean is not None and times.mean() > 0:
-            good &= times * (mean / times.mean()) <= objective
+            before = _intake_s(setting, name)
+            good &= before + times * ((mean - before) / times.mean()) <= objective
     return float(good.mean())
 
 

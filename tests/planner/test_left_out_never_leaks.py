@@ -22,8 +22,8 @@ from planner.left_out import (
     spread_of,
 )
 from planner.scatter import HEIGHT, WIDTH, picture, share
+from planner.serving_cases import PASS_PARTS, ServingCase
 from planner.serving_factors import SEEN, UNSEEN, fold_of, group_of, held_out
-from planner.serving_fitting import PASS_PARTS, ServingCase
 from planner.step_fitting import PARTS, StepCase
 from planner.step_levels import pooled
 
@@ -224,34 +224,41 @@ def serving_points():
     for group, factor in (("small/hopper", 1.1), ("large/hopper", 1.4), ("small/ampere", 1.8)):
         for running in (1.0, 8.0, 64.0):
             decode, prefill = draw.uniform(1e-4, 1e-2, (2, len(PASS_PARTS)))
+            sparse = group.startswith("large")
             tpot = factor * float(decode.sum() + running / 200 * prefill.sum())
             points.append(
                 ServingCase(
                     engine="vllm",
-                    architecture=group.split("/")[1],
+                    device=group.split("/")[1],
+                    row_id=f"{group}/{int(running)}",
                     group=group,
                     sweep=f"{group}/{int(running)}",
+                    is_sparse=sparse,
+                    width="8bit" if sparse else "wide",
                     decode_s=decode,
                     prefill_s=prefill,
+                    beside_s=prefill / 2,
+                    lanes=1.0,
+                    prompts_per_pass=4.0,
+                    offered=running,
                     running=running,
                     output_tokens=200.0,
                     intake_s=0.001,
-                    wait_lives=0.0,
                     tpot_s=tpot,
                     ttft_s=factor * float(prefill.sum()) * 2,
                 )
             )
-    return points
+    return tuple(points)
 
 
 @pytest.mark.parametrize("part_of", [group_of, fold_of])
 def test_a_serving_point_left_out_is_predicted_alike_whatever_it_measured(part_of):
     cases = serving_points()
     part = part_of(cases[0])
-    changed = [
+    changed = tuple(
         replace(c, tpot_s=c.tpot_s * 5, ttft_s=c.ttft_s / 5) if part_of(c) == part else c
         for c in cases
-    ]
+    )
 
     found = []
     for which in (cases, changed):

@@ -88,7 +88,12 @@ def test_training_names_the_tensors_that_take_the_most():
 
 @pytest.mark.parametrize("name", ["tpot_seconds", "ttft_seconds", "latency_seconds"])
 def test_a_family_that_is_too_slow_is_rejected_with_the_time_it_takes(name):
-    pins = {"weight_dtype": "bf16", "kv_cache_dtype": "bf16", "chunked_prefill": True}
+    pins = {
+        "weight_dtype": "bf16",
+        "kv_cache_dtype": "bf16",
+        "chunked_prefill": True,
+        "max_batch_tokens": 8192,
+    }
     limit = getattr(ask(engine="vllm", strategy=pins).performance, name) / 2
 
     one = search(engine="vllm", pins=pins, constraints={name: {"max": limit}}).rejected

@@ -88,20 +88,22 @@ def test_replicas_share_the_load():
     assert faster > one.performance.output_tokens_per_second
 
 
-def test_fp8_reads_half_and_computes_twice_as_fast():
+def test_fp8_reads_half_and_computes_faster():
+    """Measured kernels reach a smaller share of the doubled peak, and issuing costs the same."""
     wide = ask(engine="vllm").performance
     narrow = ask(engine="vllm", strategy={"weight_dtype": "fp8"}).performance
 
     assert narrow.tpot_seconds < wide.tpot_seconds
-    assert narrow.prefill_seconds < 0.8 * wide.prefill_seconds
+    assert narrow.prefill_seconds < 0.9 * wide.prefill_seconds
 
 
 def test_a_sparse_model_needs_memory_for_all_experts_and_time_for_the_active_ones():
+    """A fifth is active; measured expert kernels reach half of what those of dense layers do."""
     sparse = ask(model=MIXTRAL, devices=2, strategy={"tensor_parallel_size": 2}, engine="vllm")
     dense = ask(model=LLAMA_70B, devices=2, strategy={"tensor_parallel_size": 2}, engine="vllm")
 
     assert sparse.memory.breakdown_bytes["weights"] > 0.6 * dense.memory.breakdown_bytes["weights"]
-    assert sparse.performance.prefill_seconds < 0.3 * dense.performance.prefill_seconds
+    assert sparse.performance.prefill_seconds < 0.6 * dense.performance.prefill_seconds
 
 
 def test_a_missed_objective_is_a_warning_with_both_figures():

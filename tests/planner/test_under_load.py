@@ -7,10 +7,11 @@ import pytest
 
 from planner.cost.equation import Ledger
 from planner.specs.estimate import EstimateRequest
+from planner.workload.capacity import max_concurrency
 from planner.workload.estimator import estimate_request
 from planner.workload.generate import decode_pass, prefill_pass
 from planner.workload.resolve import resolve
-from planner.workload.serve import max_concurrency, saturation_rate, serve
+from planner.workload.serve import intake_seconds, saturation_rate, serve
 from planner.workload.step_costs import step_costs
 from planner.workload.under_load import simulated_requests
 from tests.planner.asking import SERVE, ask
@@ -156,7 +157,7 @@ def test_the_share_that_meets_an_objective_is_that_of_its_percentile():
     limit = serving(concurrency=64).performance.ttft_p90_seconds
     found = serving(concurrency=64, ttft_slo_seconds=limit).performance
 
-    assert found.slo_attainment_ratio == pytest.approx(0.9, abs=0.02)
+    assert found.slo_attainment_ratio == pytest.approx(0.9, abs=0.03)
 
 
 def test_the_most_callers_that_meet_an_objective_are_exactly_the_most():
@@ -167,14 +168,14 @@ def test_the_most_callers_that_meet_an_objective_are_exactly_the_most():
 
 
 def test_the_highest_rate_that_meets_an_objective_meets_it():
-    wanted = {"request_rate_per_second": 1.0, "ttft_slo_seconds": 0.05}
+    wanted = {"request_rate_per_second": 1.0, "ttft_slo_seconds": 0.1}
     most = serving(**wanted).performance.slo_max_requests_per_second
     at, beyond = (
         serving(request_rate_per_second=rate).performance.ttft_seconds
         for rate in (most, 1.05 * most)
     )
 
-    assert at <= 0.05 < beyond
+    assert at <= 0.1 < beyond
 
 
 def test_a_search_that_needs_no_explanation_needs_no_simulation():
@@ -189,13 +190,19 @@ def test_a_search_that_needs_no_explanation_needs_no_simulation():
 
 
 def ratios(engine="vllm", **workload):
-    """Return what the simulation finds of TTFT, TPOT and latency, over the closed forms."""
+    """Return what the simulation finds of TTFT, TPOT and latency, over the closed forms.
+
+    It begins where an engine has taken a request in: what that takes is added.
+    """
     setting = setting_of(**workload)
     means = serve(setting, setting.workload, Ledger()).performance
     in_flight = (setting.workload.request_rate_per_second or 0.0) * means.latency_seconds
     found = simulated_requests(setting, setting.workload, means.max_concurrency, in_flight)
+    intake = intake_seconds(setting)
+    before = {"ttft": intake, "tpot": 0.0, "latency": intake}
     return [
-        float(getattr(found, f"{name}_s").mean()) / getattr(means, f"{name}_seconds")
+        float(getattr(found, f"{name}_s").mean() + before[name])
+        / getattr(means, f"{name}_seconds")
         for name in TIMES
     ]
 
@@ -231,7 +238,7 @@ def test_the_closed_form_of_a_closed_loop_meets_its_simulation(prompt, output, c
     ttft, tpot, latency = ratios(concurrency=callers, input_tokens=prompt, output_tokens=output)
 
     assert (tpot, latency) == pytest.approx((1, 1), rel=0.2)
-    assert 0.45 < ttft < 1.25
+    assert 0.45 < ttft < 1.4
 
 
 def test_interpolated_steps_cost_what_the_passes_cost():

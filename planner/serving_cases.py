@@ -1,0 +1,152 @@
+"""Published serving sweeps as a fit needs them: the parts of each point's passes, the truth."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.cost.columns import minimum
+from planner.cost.equation import Ledger
+from planner.evidence import Row, serving_request
+from planner.fitting import Columns
+from planner.specs.estimate import EstimateRequest
+from planner.specs.workload import ServeWorkload
+from planner.workload.operators import unit_width
+from planner.workload.resolve import resolve
+from planner.workload.serve import serve
+from planner.workload.setting import Setting
+from planner.workload.speculate import prefilling
+
+PART_BY_NAME = {
+    "Linear layers": "linear",
+    "Experts": "experts",
+    "Output head": "linear",
+    "Attention and KV-cache reads": "attention",
+    "Norms, activations, residuals": "elementwise",
+    "Tensor-parallel all-reduces": "tensor_parallel",
+    "Expert exchange": "expert_exchange",
+    "Issuing operators": "issue",
+    "Issuing further operators": "further",
+    "Scheduling the step": "scheduling",
+}
+PASS_PARTS = tuple(dict.fromkeys(PART_BY_NAME.values()))
+# No read or product beats its peak, the priors being 53 to 71 % of it.
+LEAST_AT_PEAK = {"linear": 0.7, "experts": 0.7, "attention": 0.53}
+SWEEP = (
+    *("model", "gpu_slug", "engine", "weight_dtype", "tp", "moe_ep", "attention_dp"),
+    *("input_len", "output_len"),
+)
+PASSES = ("decode", "prefill")
+NEUTRAL: dict[str, object] = {"serving_factors": {}, "arrival_factors": {}}
+BEATING_SHARE = 0.2
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True, eq=False)
+class ServingCase:
+    """One measured point: the seconds of each part at factor 1, its load, and the truth.
+
+    ``prefill_s`` is a prompt's pass alone, ``beside_s`` what it adds to a pass that runs anyway;
+    ``lanes`` is how many prompts stages and attention ranks read at the same time.
+    """
+
+    row_id: str
+    engine: str
+    device: str
+    group: str
+    sweep: str
+    is_sparse: bool
+    width: str
+    decode_s: Columns
+    prefill_s: Columns
+    beside_s: Columns
+    lanes: float
+    prompts_per_pass: float
+    offered: float
+    running: float
+    output_tokens: float
+    intake_s: float
+    tpot_s: float
+    ttft_s: float
+
+    @property
+    def pair(self) -> Pair:
+        """Return whose habits the point shows."""
+        return self.engine, self.group
+
+    def beats_the_peak(self) -> bool:
+        """Return whether the measured gap is shorter than products and reads at peak allow.
+
+        Such a point was measured with something that its row does not say: a shared prefix,
+        draft tokens, or prefill elsewhere.
+        """
+        floor = np.array([LEAST_AT_PEAK.get(part, 0.0) for part in PASS_PARTS])
+        prompt = float(self.beside_s @ floor) / self.lanes
+        least = float(self.decode_s @ floor) + (self.running - 1) / self.output_tokens * prompt
+        return self.tpot_s < least
+
+
+def parts_of(ledger: Ledger, group: str) -> Columns:
+    """Return the seconds of a pass by part, in the order of ``PASS_PARTS``."""
+    seconds = dict.fromkeys(PASS_PARTS, 0.0)
+    for entry in ledger.entries:
+        if entry.unit == "s" and entry.group == group and entry.name in PART_BY_NAME:
+            seconds[PART_BY_NAME[entry.name]] += entry.value
+    return np.array(list(seconds.values()))
+
+
+def serving_case(row: Row) -> ServingCase:
+    """Return a row as its parts: what an uncalibrated estimate writes into its ledger."""
+    setting = resolve(EstimateRequest.model_validate(serving_request(row)))
+    setting = replace(setting, engine=setting.engine.model_copy(update=NEUTRAL))
+    workload, ledger = setting.workload, Ledger()
+    if not isinstance(workload, ServeWorkload) or workload.concurrency is None:
+        raise TypeError("only rows of a closed loop have callers")
+    serve(setting, workload, ledger)
+    inputs = {e.key: {one.name: float(one.value) for one in e.inputs()} for e in ledger.entries}
+    running = inputs["tpot"]["running"]
+    lanes = float(minimum(running, setting.layout.attention_data))
+    prefill = parts_of(ledger, "prefill")
+    return ServingCase(
+        row_id=row["row_id"],
+        engine=row["engine"],
+        device=row["gpu_slug"],
+        group=setting.pair,
+        sweep="/".join(row.get(name) or "1" for name in SWEEP),
+        is_sparse=setting.model.is_moe,
+        width=unit_width(setting),
+        decode_s=parts_of(ledger, "decode"),
+        prefill_s=prefill,
+        beside_s=_doubled(setting, workload, lanes) - prefill,
+        lanes=lanes * setting.layout.pipeline,
+        prompts_per_pass=inputs["slot"]["prompts per pass"],
+        offered=max(1.0, workload.concurrency / setting.layout.data),
+        running=running,
+        output_tokens=float(workload.output_tokens),
+        intake_s=inputs["ttft"]["intake s"],
+        tpot_s=float(row["tpot_ms"]) / 1e3,
+        ttft_s=float(row["ttft_ms"]) / 1e3,
+    )
+
+
+def _doubled(setting: Setting, workload: ServeWorkload, lanes: float) -> Columns:
+    """Return the parts of a pass over twice as many prompts."""
+    ledger = Ledger()
+    prefilling(setting, ledger, 2 * lanes, workload.input_tokens)
+    return parts_of(ledger, "prefill")
+
+
+def told_apart(cases: Iterable[ServingCase]) -> tuple[ServingCase, ...]:
+    """Return the cases whose groups were measured as their rows say, no point beating the peak.
+
+    A group of which a fifth beats the peak was measured under other conditions as a whole.
+    """
+    kept = tuple(cases)
+    beating: dict[Pair, list[bool]] = {}
+    for case in kept:
+        beating.setdefault(case.pair, []).append(case.beats_the_peak())
+    return tuple(
+        case
+        for case in kept
+        if not case.beats_the_peak() and float(np.mean(beating[case.pair])) < BEATING_SHARE
+    )
