@@ -224,7 +224,7 @@ def test_an_engine_is_known_however_it_is_spelt(named, known):
 @pytest.mark.parametrize("engine", ["colossalai", "vllm", "my trainer"])
 def test_an_engine_without_figures_trains_by_those_of_engines_that_train(engine):
     found = ask(workload=TRAIN, engine=engine)
-    known = ask(workload=TRAIN, engine="maxtext")
+    known = ask(workload=TRAIN, engine="pytorch_lightning")
 
     assert found.performance.step_seconds == pytest.approx(known.performance.step_seconds)
     assert any("generic figures of training engines" in line for line in found.warnings)
