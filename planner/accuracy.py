@@ -11,6 +11,7 @@ from planner.decode_factors import fitted_here
 from planner.decode_fitting import stream_cases
 from planner.errors import PlannerError
 from planner.evidence import (
+    HARNESSES,
     Row,
     latest,
     serving_request,
@@ -62,11 +63,15 @@ NOTES = """## How to read it
   far callers of a benchmark fall together, how evenly experts are visited, how many prompts share
   a pass). Each has a physical
   cause that is named where it is computed; only rows that nobody here has seen can confirm them.
-- Most of what is left has names. Two sources measured fine-tuning with one engine and differ
-  two-fold in what the logits hold; one of them ran models without fused attention that it says
-  were fused, which no row can show. Allocators reserve more than they fill. Kernels, releases
-  and layouts of older tables are not recorded. Of the Megatron of 2021 and of 2022 the planner
-  follows the later, a tenth faster. Queues depend on arrivals that no benchmark states.
+- Most of what is left has names. Two sources measured fine-tuning through one engine, and one of
+  them holds three times the logits of the other: each is its own tool here, on one physics, and
+  what they have in common stands for tools that nobody measured. Allocators reserve more than they
+  fill, and give it back near the limit. Kernels, releases and layouts of older tables are not
+  recorded. Of the Megatron of 2021 and of 2022 the planner follows the later, a tenth faster.
+  Queues depend on arrivals that no benchmark states.
+- Peaks are compared in their source's own definition: what the allocator handed out, what it
+  reserved, or what the device shows, context included. Where layers are spread over devices the
+  generation tables print the mean of all devices.
 """
 
 
@@ -77,13 +82,19 @@ def _answer(document: JsonObject) -> Estimate | None:
         return None
 
 
+def _with_its_tool(row: Row) -> JsonObject:
+    """Return a row as a request to the tool that trained, where the row names what it drove."""
+    asked = training_request(row)
+    return asked | {"engine": HARNESSES.get(row["source_id"], row["engine"])}
+
+
 def _errors(rows: Iterable[Row], measured: str) -> dict[str, list[float]]:
     """Return the relative errors of one measured column by source."""
     found: dict[str, list[float]] = defaultdict(list)
     for row in usable(latest(rows)):
         if not row[measured]:
             continue
-        answer = _answer(training_request(row))
+        answer = _answer(_with_its_tool(row))
         if answer is None:
             continue
         predicted = (
@@ -156,7 +167,7 @@ def _unscored() -> str:
 def _verdicts() -> str:
     rates: dict[str, list[tuple[bool, bool]]] = defaultdict(list)
     for row in usable(table("memory_fit")):
-        answer = _answer(training_request(row))
+        answer = _answer(_with_its_tool(row))
         if answer is not None:
             rates[row["source_id"]].append((answer.fits, row["fits"] == "true"))
     rates["all"] = [pair for pairs in rates.values() for pair in pairs]

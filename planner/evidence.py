@@ -29,6 +29,7 @@ ATTENTION_ALONE = (
     "LoRA on: query,value;",
     "LoRA on q,v",
     "c_attn",
+    "; DEFAULT;",
     "attention targets",
     "'v_proj'",
 )
@@ -66,6 +67,14 @@ COVERED_SINCE_THE_FIT = frozenset(
         "openai/gpt-oss-20b",
     }
 )
+# The tools behind rows that name the engine below them alone: each trains in its own way.
+HARNESSES = {
+    "ms-swift": "ms_swift",
+    "qwen-finetune": "qwen_scripts",
+    "peft-metamath": "peft",
+    "peft-readme": "peft",
+}
+ALLOCATED = "allocated"
 BESIDE_EMBEDDINGS = "method 'LoRA (emb)'"
 SUPERSEDED_ROW = "a later release measured the same model on the same chip anew"
 NO_STEP = "FLOP/s alone, for a layout whose sizes do not multiply to its devices"

@@ -10,11 +10,11 @@ from contextlib import suppress
 from functools import cache, partial
 from typing import Any, TypeVar
 
-from planner.catalog.engines import COMMON_SERVING, COMMON_TRAINING
+from planner.catalog.engines import COMMON_SERVING, COMMON_TRAINING, harnessed
 from planner.decode_factors import build_stream_factors, stream_report
 from planner.errors import PlannerError
 from planner.evidence import digest, latest, table, usable
-from planner.fitting import MEMORY_FACTORS, Columns, MemoryCase, fit_memory, memory_case
+from planner.fitting import Columns, MemoryCase, fields_of, fitted_memory, memory_case
 from planner.generation_peaks import generation_factors
 from planner.held_out import left_out_rows, report, summary
 from planner.left_out import PEAK, STEP, LeftOut, Verdict, spread_of
@@ -54,12 +54,10 @@ def by_engine(cases: Sequence[Case]) -> dict[str, list[Case]]:
     return dict(sorted(found.items()))
 
 
-def memory_factors(cases: Sequence[MemoryCase]) -> dict[str, float]:
+def memory_factors(cases: Sequence[MemoryCase], engine: str) -> dict[str, float]:
     """Return the fields of one engine that describe its training memory."""
-    fitted = dict(zip(MEMORY_FACTORS, fit_memory(cases), strict=True))
-    # The fit sees the activations of quantised rows apart; an engine multiplies both ratios.
-    fitted["quantised_activation_ratio"] /= fitted["activation_ratio"]
-    return {name: rounded(float(value)) for name, value in fitted.items()}
+    fitted = fields_of(fitted_memory(cases, engine))
+    return {name: rounded(value) for name, value in fitted.items()}
 
 
 def spreads(rows: Sequence[LeftOut], figure: str, engine: str) -> dict[str, float]:
@@ -74,6 +72,12 @@ def spreads(rows: Sequence[LeftOut], figure: str, engine: str) -> dict[str, floa
         enough = error_class == SEEN and len(own) >= MIN_ROWS
         found[error_class] = rounded(spread_of(own if enough else same))
     return found
+
+
+def tool_spread(rows: Sequence[LeftOut], engine: str) -> float:
+    """Return the spread of peaks that an engine's tools leave, each foreseen from the others."""
+    told = [row for row in rows if (row.figure, row.error_class) == (PEAK, UNSEEN)]
+    return rounded(spread_of([row for row in told if harnessed(row.engine) == engine]))
 
 
 def rounded(value: float) -> float:
@@ -125,8 +129,12 @@ def training_engines() -> dict[str, Any]:
             "memory_spreads": {UNSEEN: spreads(rows, PEAK, "")[UNSEEN]},
         }
     }
-    for engine, held in by_engine(memory_cases()).items():
-        found[engine] = {**memory_factors(held), "memory_spreads": spreads(rows, PEAK, engine)}
+    held_cases = memory_cases()
+    for engine in by_engine(held_cases):
+        widths = spreads(rows, PEAK, engine)
+        if any(harnessed(other) == engine for other in by_engine(held_cases)):
+            widths[SEEN] = tool_spread(rows, engine)
+        found[engine] = {**memory_factors(held_cases, engine), "memory_spreads": widths}
     for engine, runs in by_engine(steps).items():
         fields = found.setdefault(engine, {})
         fields["training_factors"] = step_factors(steps, partial(fitted.of, engine))

@@ -6,37 +6,57 @@ ratios, so that a few odd rows do not steer the fit; every factor is pulled to i
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from planner.catalog.engines import harnessed
 from planner.cost.dtypes import WIDE
-from planner.evidence import Row, number, training_request
+from planner.evidence import ALLOCATED, HARNESSES, Row, number, training_request
 from planner.specs.estimate import EstimateRequest
 from planner.specs.workload import TrainWorkload
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.resolve import resolve
 from planner.workload.setting import Setting
+from planner.workload.spare_blocks import bare_fields
 from planner.workload.training_memory import stage_moments
 
 Columns = npt.NDArray[np.float64]
 GIB = float(1024**3)
-# Each factor: its prior, and how far from it one unit of regret lies.
+# Each factor: its prior, and how far from it one unit of regret lies. What quantised rows have
+# beyond others is fitted as a difference, so that without such rows they are like others.
 MEMORY_FACTORS: dict[str, tuple[float, float]] = {
     "training_overhead_bytes": (GIB, 2 * GIB),
     "extra_state_bytes": (0.0, 4.0),
-    "update_state_bytes": (0.0, 4.0),
+    "update_copies": (0.5, 1.0),
+    "unfilled_ratio": (0.03, 0.1),
     "activation_ratio": (1.0, 0.5),
-    "quantised_activation_ratio": (1.0, 0.5),
+    "quantised_activation_extra": (0.0, 0.5),
     "loss_ratio": (1.0, 0.75),
+    "quantised_loss_extra": (0.0, 0.75),
     "score_ratio": (1.0, 1.0),
 }
+NAMES = tuple(MEMORY_FACTORS)
+PRIORS: Columns = np.array([prior for prior, _ in MEMORY_FACTORS.values()])
+SCALES: Columns = np.array([scale for _, scale in MEMORY_FACTORS.values()])
+# The factor of all rows, that of quantised ones beside it, and the engine's field of their ratio.
+QUANTISED = {
+    "quantised_activation_extra": ("activation_ratio", "quantised_activation_ratio"),
+    "quantised_loss_extra": ("loss_ratio", "quantised_loss_ratio"),
+}
+LEAST_RATIO = 0.05
+# An allocator's own count holds no context, and no block that it has not handed out.
+NOT_IN_ALLOCATED = ("training_overhead_bytes", "unfilled_ratio")
+# Whether a setting ran says nothing about these.
+SEEN_IN_PEAKS = ("update_copies", "unfilled_ratio")
 RIDGE = 0.5
+# Tools around one engine differ much: what they have in common is held closer to the physics.
+COMMON_RIDGE = 3.0
 PEAK_WEIGHT = 10.0  # ten per cent of a peak weigh as much as a wrong verdict
-VERDICT_WEIGHT = 1.0
+VERDICT_WEIGHT = 0.2  # near the limit it is the allocator's luck that decides
 ROUNDS = 40
 STEPS = (-2.0, -1.0, -0.4, -0.1, -0.03, 0.03, 0.1, 0.4, 1.0, 2.0)
 CONVERGED = 1e-6
@@ -58,16 +78,45 @@ class MemoryCase:
     usable_bytes: float
     measured_bytes: float = 0.0
     ran: bool = True
+    by_allocator: bool = False
+    returns_blocks: bool = False
 
     def peak_bytes(self, factors: Columns) -> float:
-        """Return the highest stage's bytes under these factors."""
-        return float(np.max(self.base_bytes + self.slopes @ factors))
+        """Return the highest stage's bytes under these factors, spare blocks given back."""
+        shown = float(np.max(self.base_bytes + self.slopes @ factors))
+        if not self.returns_blocks:
+            return shown
+        bare = float(np.max(self.base_bytes + self.slopes @ bare_factors(factors)))
+        return min(shown, max(self.usable_bytes, bare))
+
+
+def fields_of(factors: Sequence[float] | Columns) -> dict[str, float]:
+    """Return fitted factors as the fields of an engine, which multiplies both ratios."""
+    found = {name: float(value) for name, value in zip(NAMES, factors, strict=True)}
+    for extra, (plain, ratio) in QUANTISED.items():
+        whole = found[plain] + found.pop(extra)
+        found[ratio] = max(whole / found[plain], LEAST_RATIO) if found[plain] else 1.0
+    return found
+
+
+def factors_of(fields: Mapping[str, float]) -> Columns:
+    """Return the fields of an engine as the factors that were fitted."""
+    plain = {name: fields[name] for name in NAMES if name not in QUANTISED}
+    for extra, (name, ratio) in QUANTISED.items():
+        plain[extra] = plain[name] * (fields[ratio] - 1)
+    return np.array([plain[name] for name in NAMES], dtype=float)
+
+
+def bare_factors(factors: Columns) -> Columns:
+    """Return the factors without what an allocator may give back."""
+    return factors_of(bare_fields(fields_of(factors)))
 
 
 def neutral(setting: Setting, **factors: float) -> Setting:
-    """Return the setting with an engine that carries just these factors, the others neutral."""
-    plain = {name: prior for name, (prior, _) in MEMORY_FACTORS.items()}
-    update: dict[str, Any] = {**plain, **factors}
+    """Return the setting with an engine that carries just these fields, the others zero."""
+    plain = {name: 0.0 for name in NAMES if name not in QUANTISED}
+    ratios = {ratio: 1.0 for _, ratio in QUANTISED.values()}
+    update: dict[str, Any] = {**plain, **ratios, **factors}
     return replace(setting, engine=setting.engine.model_copy(update=update))
 
 
@@ -82,20 +131,14 @@ def memory_case(row: Row) -> MemoryCase:
     """Return a row as a linear function of the factors, by changing one at a time."""
     setting = resolve(EstimateRequest.model_validate(training_request(row)))
     quantised = setting.weight_dtype not in WIDE
-    zero = dict.fromkeys(MEMORY_FACTORS, 0.0) | {"quantised_activation_ratio": 1.0}
-    base = stage_peaks(neutral(setting, **zero))
+    base = stage_peaks(neutral(setting))
     slopes = []
-    for name in MEMORY_FACTORS:
-        if name == "quantised_activation_ratio":
-            changed = {**zero, "activation_ratio": float(quantised)}
-        elif name == "activation_ratio":
-            changed = {**zero, name: float(not quantised)}
-        else:
-            changed = {**zero, name: 1.0}
+    for name in NAMES:
+        changed = {QUANTISED[name][0]: float(quantised)} if name in QUANTISED else {name: 1.0}
         slopes.append(stage_peaks(neutral(setting, **changed)) - base)
     return MemoryCase(
         row_id=row["row_id"],
-        engine=row["engine"],
+        engine=HARNESSES.get(row["source_id"], row["engine"]),
         source=row["source_id"],
         group=f"{row['source_id']}/{row['model']}",
         base_bytes=base,
@@ -103,6 +146,8 @@ def memory_case(row: Row) -> MemoryCase:
         usable_bytes=usable_bytes(setting),
         measured_bytes=number(row, "peak_memory_bytes"),
         ran=row.get("fits", "true") == "true",
+        by_allocator=ALLOCATED in row.get("memory_definition", ""),
+        returns_blocks=setting.engine.returns_blocks,
     )
 
 
@@ -119,11 +164,16 @@ class MemoryTable:
     measured_bytes: Columns
     ran: npt.NDArray[np.bool_]
     weights: Columns
+    returns_blocks: npt.NDArray[np.bool_]
 
     def peaks(self, factors: Columns) -> Columns:
         """Return the highest moment's bytes of every case."""
         peaks: Columns = np.max(self.bases + self.slopes @ factors, axis=1)
-        return peaks
+        if not self.returns_blocks.any():
+            return peaks
+        bare = np.max(self.bases + self.slopes @ bare_factors(factors), axis=1)
+        limited = np.minimum(peaks, np.maximum(self.usable_bytes, bare))
+        return np.where(self.returns_blocks, limited, peaks)
 
     def regret(self, factors: Columns) -> float:
         """Return how wrong the factors are on these cases."""
@@ -151,6 +201,7 @@ def memory_table(cases: Sequence[MemoryCase]) -> MemoryTable:
         measured_bytes=np.array([case.measured_bytes for case in cases]),
         ran=np.array([case.ran for case in cases], dtype=bool),
         weights=_weights(cases),
+        returns_blocks=np.array([case.returns_blocks for case in cases], dtype=bool),
     )
 
 
@@ -175,12 +226,19 @@ def _weights(cases: Sequence[MemoryCase]) -> Columns:
 
 def memory_regret(cases: Sequence[MemoryCase], factors: Columns) -> float:
     """Return how wrong the factors are on these rows, and how far from the physics."""
-    return memory_table(cases).regret(factors) + _distance(factors)
+    return memory_table(cases).regret(factors) + _distance(factors, prior_of(cases), RIDGE)
 
 
-def _distance(factors: Columns) -> float:
-    priors, scales = np.array(list(MEMORY_FACTORS.values())).T
-    return RIDGE * float(np.sum(np.abs((factors - priors) / scales)))
+def prior_of(cases: Sequence[MemoryCase]) -> Columns:
+    """Return the factors before any fit: nothing for what no row of these can show."""
+    peaks = [case for case in cases if case.measured_bytes]
+    allocated = NOT_IN_ALLOCATED if all(case.by_allocator for case in peaks) else ()
+    absent = allocated if peaks else SEEN_IN_PEAKS
+    return np.where([name in absent for name in NAMES], 0.0, PRIORS)
+
+
+def _distance(factors: Columns, prior: Columns, ridge: float) -> float:
+    return ridge * float(np.sum(np.abs((factors - prior) / SCALES)))
 
 
 def descend(
@@ -209,8 +267,29 @@ def descend(
     return best
 
 
-def fit_memory(cases: Iterable[MemoryCase]) -> Columns:
+def fit_memory(
+    cases: Iterable[MemoryCase], prior: Columns | None = None, ridge: float = RIDGE
+) -> Columns:
     """Return the memory factors of one engine, in the order of ``MEMORY_FACTORS``."""
-    table = memory_table(tuple(cases))
-    priors, scales = np.array(list(MEMORY_FACTORS.values())).T
-    return descend(lambda factors: table.regret(factors) + _distance(factors), priors, scales)
+    kept = tuple(cases)
+    table, start = memory_table(kept), prior_of(kept) if prior is None else prior
+    floors = np.array([-SCALES[i] if name in QUANTISED else 0.0 for i, name in enumerate(NAMES)])
+    return descend(
+        lambda factors: table.regret(factors) + _distance(factors, start, ridge),
+        start,
+        SCALES,
+        floors,
+    )
+
+
+def fit_common(cases: Sequence[MemoryCase], engine: str) -> Columns | None:
+    """Return what the tools around an engine's own engine have in common; nothing without any."""
+    around = harnessed(engine) or engine
+    tools = [case for case in cases if harnessed(case.engine) == around]
+    return fit_memory(tools, ridge=COMMON_RIDGE) if tools else None
+
+
+def fitted_memory(cases: Sequence[MemoryCase], engine: str) -> Columns:
+    """Return an engine's factors: its own rows', drawn to what tools like it have in common."""
+    own = [case for case in cases if case.engine == engine]
+    return fit_memory(own, fit_common(cases, engine))

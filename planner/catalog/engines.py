@@ -73,10 +73,15 @@ class Engine(Spec):
     generation_spreads: dict[str, float] = Field(default_factory=dict)
     training_overhead_bytes: float | None = None
     extra_state_bytes: float = 0.0
-    update_state_bytes: float = 0.0
+    update_copies: float = 0.0
+    unfilled_ratio: float = 0.0
+    narrow_gradients_beside: bool = False
+    recomputes_in_slack: bool = False
+    returns_blocks: bool = False
     activation_ratio: float = 1.0
     quantised_activation_ratio: float = 1.0
     loss_ratio: float = 1.0
+    quantised_loss_ratio: float = 1.0
     score_ratio: float = 1.0
     memory_spreads: dict[str, float] = Field(default_factory=dict)
     training_factors: dict[str, dict[str, float]] = Field(default_factory=dict)
@@ -145,6 +150,21 @@ def engine_name(key: str | None) -> str:
     return aliases.get(found or "", found) or DEFAULT_ENGINE
 
 
+def harnessed(name: str) -> str | None:
+    """Return the engine that a tool of this name drives, or nothing if it is none."""
+    table = data_toml("engines.toml")["engines"].get(name, {})
+    found: str | None = table.get("harness_of")
+    return found
+
+
+def _table_of(name: str) -> dict[str, Any] | None:
+    """Return an engine's own table; a tool around an engine adds to that engine's."""
+    tables = data_toml("engines.toml")["engines"]
+    own = dict(tables.get(name, {}))
+    below = own.pop("harness_of", None)
+    return {**(tables[below] if below else {}), **own} or None
+
+
 @cache
 def get_engine(key: str | None, kind: DeviceKind, *, training: bool = False) -> Engine:
     """Return an engine's figures on a kind of device.
@@ -155,7 +175,7 @@ def get_engine(key: str | None, kind: DeviceKind, *, training: bool = False) -> 
     """
     tables = data_toml("engines.toml")
     name = engine_name(key)
-    own = tables["engines"].get(name)
+    own = _table_of(name)
     if training and own and own["role"] == "serving":
         own = None
     told = generic_engines().get(name, "serving")
@@ -195,7 +215,7 @@ def fitted_factors(name: str, kind: DeviceKind, role: EngineRole) -> dict[str, A
     # An engine with a table of its own keeps its own overheads: local ones serve one at a time.
     shares = role == "training" or name not in list_engines()
     common = fitted.get(COMMON.get(role, ""), {}) if shares else {}
-    return {**common, **fitted.get(name, {})}
+    return {**common, **fitted.get(harnessed(name) or "", {}), **fitted.get(name, {})}
 
 
 @cache

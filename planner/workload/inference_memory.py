@@ -88,7 +88,7 @@ def inference_memory(setting: Setting, ledger: Ledger, load: Load) -> MemoryUse:
     return MemoryUse(
         stages=tuple(drafts),
         capacity_bytes=setting.device.memory_bytes,
-        usable_bytes=usable_bytes(setting),
+        usable_bytes=usable_bytes(setting) - _uncounted(setting),
         host_bytes=_away(setting, load, HOST),
         disk_bytes=_away(setting, load, DISK),
     )
@@ -225,6 +225,11 @@ def _overhead(setting: Setting) -> float:
     if measured is None or not isinstance(setting.workload, GenerateWorkload):
         return setting.engine.runtime_overhead_bytes
     return measured
+
+
+def _uncounted(setting: Setting) -> float:
+    """Return what a device holds of a runtime whose published peaks count tensors alone."""
+    return max(0.0, setting.engine.runtime_overhead_bytes - _overhead(setting))
 
 
 def _rotary_tables(setting: Setting, ledger: Ledger, stage: Share) -> float:

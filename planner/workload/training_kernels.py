@@ -15,8 +15,7 @@ from planner.specs.workload import TrainWorkload
 from planner.workload.forward import elementwise_bytes
 from planner.workload.setting import Rates, Setting, compute_dtype_of
 from planner.workload.training_exchange import GROUP, step_line
-from planner.workload.training_memory import filled_ratio
-from planner.workload.training_methods import ADAPTER_METHODS, adapts_every_matrix
+from planner.workload.training_methods import ADAPTER_METHODS, adapts_every_matrix, filled_ratio
 
 # Forward is one pass over the weights; backward is one for the inputs and one for the weights,
 # of which frozen weights need only the first.

@@ -27,14 +27,18 @@ from planner.cost.training_states import (
     sharded_state_bytes,
     zero_shards,
 )
-from planner.cost.weights import alike_stages
+from planner.cost.weights import alike_stages, stage_vocabulary
 from planner.specs.workload import TrainWorkload
 from planner.workload.inference_memory import stage_weight_bytes, usable_bytes
 from planner.workload.setting import Setting
+from planner.workload.spare_blocks import given_back, training_overhead, without_spare
 from planner.workload.training_methods import (
     ADAPTER_METHODS,
-    FUSED_METHODS,
     adapts_every_matrix,
+    filled_ratio,
+    gradient_bytes_each,
+    moment_bytes,
+    optimizer_of,
     state_bytes_each,
     trained_parameters,
 )
@@ -48,12 +52,8 @@ from planner.workload.training_tiers import (
 )
 
 GROUP = "memory"
+GATHERED_LAYERS = 2  # ZeRO-3 holds the layer at work and the next one unsharded
 BACKWARD_SCORES = 2.0  # scores and probabilities, and the gradients of both beside them
-
-
-def filled_ratio(setting: Setting, workload: TrainWorkload) -> float:
-    """Return the rows that a batch takes per padded row: packed ones hold no padding."""
-    return workload.text_ratio if setting.strategy.packed else 1.0
 
 
 def training_memory(setting: Setting, ledger: Ledger, workload: TrainWorkload) -> MemoryUse:
@@ -106,7 +106,7 @@ def micro_batch_bytes(setting: Setting, workload: TrainWorkload) -> float:
 def stage_moments(setting: Setting, workload: TrainWorkload) -> tuple[StageMemory, ...]:
     """Return every moment of every pipeline stage that may be the fullest."""
     stages = range(setting.layout.pipeline)
-    whole = (_Stage(setting, Unrecorded(), workload, index).moments() for index in stages)
+    whole = (_Stage(setting, Unrecorded(), workload, index).full_moments() for index in stages)
     return tuple(moment for moments in whole for moment in moments)
 
 
@@ -132,6 +132,15 @@ class _Stage:
         return fullest_of(self.moments())
 
     def moments(self) -> tuple[StageMemory, ...]:
+        """Return what the stage shows when it is fullest, spare blocks given back where needed."""
+        if not self.setting.engine.returns_blocks:
+            return self.full_moments()
+        alone = without_spare(self.setting)
+        bare = _Stage(alone, Unrecorded(), self.workload, self.index).full_moments()
+        pairs = zip(self.full_moments(), bare, strict=True)
+        return tuple(given_back(self.setting, shown, least) for shown, least in pairs)
+
+    def full_moments(self) -> tuple[StageMemory, ...]:
         """Return what the stage holds when it is fullest: loss, backward pass, update, loading.
 
         Logits are freed before the first layer is computed again, and activations before the
@@ -147,8 +156,9 @@ class _Stage:
             "adapters": self.adapters(),
             "gradients": gradients_left(setting, self.ledger, self.gradients()),
             "optimizer_states": 0.0 if setting.offload.optimizer != "none" else optimizer,
-            "runtime_overhead": self._overhead() * factor,
         }
+        states = sum(held.values()) - self._extra()
+        held["runtime_overhead"] = training_overhead(setting.engine, states) * factor
         copies = self.autocast_copies()
         working = copies + self.gathered_weights(weights)
         moments = [
@@ -158,7 +168,7 @@ class _Stage:
         ]
         found = [StageMemory({**held, **moment}) for moment in moments]
         if setting.engine.loads_before_sharding:
-            found.append(self._loading(weights, held["runtime_overhead"]))
+            found.append(self._loading(weights, held["runtime_overhead"], kept * factor))
         return tuple(found)
 
     def away(self) -> tuple[float, float]:
@@ -167,24 +177,31 @@ class _Stage:
         held = StageBytes(self.weights(), self.gradients(), self.optimizer_states(), kept)
         return tier_bytes(self.setting, held)
 
-    def _loading(self, weights: float, overhead: float) -> StageMemory:
-        """Return what a device holds that loads all weights before it cuts them into shards."""
-        shards = self._shards(3)
-        whole = where(shards > 1, weights * shards, 0.0)
-        return StageMemory({"weights": weights, "buffers": whole, "runtime_overhead": overhead})
+    def _loading(self, weights: float, overhead: float, kept: float) -> StageMemory:
+        """Return what a device holds that has all weights beside its shards of them.
+
+        The vocabulary belongs to no layer: the outermost unit gathers it once more, for a whole
+        step.
+        """
+        shards, model, layout = self._shards(3), self.setting.model, self.setting.layout
+        root = stage_vocabulary(model, self.index, layout.pipeline) / layout.tensor
+        gathered = weights * shards + root * self.setting.vocabulary_element_bytes
+        whole = where(shards > 1, gathered, 0.0)
+        held = {"weights": weights, "buffers": whole, "runtime_overhead": overhead}
+        return StageMemory({**held, "activations": where(shards > 1, kept, 0.0)})
 
     def update_buffers(self) -> float:
         """Return the copies that the optimiser makes of what it updates, while it updates."""
-        each = self.setting.engine.update_state_bytes
-        if not each:
+        each = self.setting.engine.update_copies * moment_bytes(self.setting)
+        if not each or optimizer_of(self.workload) != "adamw":
             return 0.0
         return self._state("Copies while updating", "buffers", each, self._shards(1))
 
-    def _overhead(self) -> float:
-        """Return what the runtime holds beside tensors: context, communicators, cache."""
-        engine = self.setting.engine
-        fitted = engine.training_overhead_bytes
-        return engine.runtime_overhead_bytes if fitted is None else fitted
+    def _extra(self) -> float:
+        """Return what measurements add to the states: no allocator's block is behind it."""
+        if self.setting.offload.optimizer != "none":
+            return 0.0
+        return self._trained * self.setting.engine.extra_state_bytes / self._shards(1)
 
     def _shards(self, first_sharding_stage: int) -> float:
         layout = self.setting.layout
@@ -221,7 +238,7 @@ class _Stage:
             self.setting.line(GROUP, "Autocast copies of the weights", key="buffers"),
             parameters=self._trained,
             bytes_per_element=self._kept_bytes(),
-            shards=1.0,
+            shards=where(self._shards(3) > 1, maximum(1, self.layers) / GATHERED_LAYERS, 1.0),
         )
 
     @cached_property
@@ -243,13 +260,8 @@ class _Stage:
 
     def gradients(self) -> float:
         """Return the gradients; a fused optimiser holds one layer's at a time."""
-        dtype = self.setting.strategy.gradient_dtype or "bf16"
-        if self.workload.method in ADAPTER_METHODS:
-            dtype = "bf16"
-        bytes_each = element_bytes(dtype)
-        if self.workload.method in FUSED_METHODS:
-            bytes_each = bytes_each / self.layers
-        return self._state("Gradients", "gradients", bytes_each, self._shards(2))
+        each = gradient_bytes_each(self.setting, self.workload, self.layers)
+        return self._state("Gradients", "gradients", each, self._shards(2))
 
     def optimizer_states(self) -> float:
         """Return moments, and the fp32 master weights that mixed precision keeps beside them."""
@@ -284,7 +296,8 @@ class _Stage:
         each, scores, loss = self._token_bytes(), self._scores(tokens), self._loss(tokens)
         if strategy.activation_recomputation == "full":
             checkpoint = setting.model.hidden_size * self._hidden_bytes() / layout.sequence_ranks
-            working = tokens * each + BACKWARD_SCORES * scores
+            kept_scores = 0.0 if setting.engine.recomputes_in_slack else BACKWARD_SCORES * scores
+            working = tokens * each + kept_scores
             return self._kept(tokens, checkpoint, in_flight), working, loss
         kept = self._kept(tokens, each, in_flight)
         if strategy.activation_recomputation == "selective":
@@ -324,10 +337,14 @@ class _Stage:
         setting, workload = self.setting, self.workload
         adapters = workload.method in ADAPTER_METHODS
         frozen = adapters and not adapts_every_matrix(setting, workload)
-        return Kept(
-            wide_norms=not setting.strategy.fused_norms,
-            inputs=not frozen or self.setting.weight_dtype not in WIDE,
-        )
+        keeps = not frozen or (setting.weight_dtype not in WIDE and not self._in_fp32)
+        return Kept(wide_norms=not (setting.strategy.fused_norms or self._in_fp32), inputs=keeps)
+
+    @property
+    def _in_fp32(self) -> bool:
+        """Return whether an fp32 embedding beside packed weights makes all that follows fp32."""
+        packed = self.setting.weight_dtype not in WIDE
+        return packed and self.setting.engine.fp32_embeddings_beside_packed
 
     def _hidden_bytes(self) -> float:
         """Return the bytes of a residual element: autocast leaves it as wide as the weights."""
@@ -335,6 +352,7 @@ class _Stage:
 
     def _kept_bytes(self) -> float:
         dtype = self.setting.strategy.compute_dtype or "bf16"
+        dtype = "fp32" if self._in_fp32 else dtype
         return element_bytes(dtype if dtype in WIDE else "bf16")
 
     def _kept(self, tokens: float, token_bytes: float, in_flight: float) -> float:
@@ -368,10 +386,12 @@ class _Stage:
         if self.index != self.setting.layout.pipeline - 1:
             return 0.0
         engine = self.setting.engine
+        quantised = self.setting.weight_dtype not in WIDE
+        loss_ratio = engine.loss_ratio * (engine.quantised_loss_ratio if quantised else 1.0)
         line = self.setting.line(GROUP, "Logits in the loss", key="activations")
         return self.ledger.term(
             loss_bytes,
-            replace(line, factor=engine.loss_ratio),
+            replace(line, factor=loss_ratio),
             num_tokens=tokens,
             vocab_size=self.setting.model.vocab_size,
             tensor_parallel_size=1 if engine.gathered_logits else self.setting.layout.tensor,

@@ -46,6 +46,28 @@ def trained_parameters(setting: Setting, workload: TrainWorkload) -> float:
     )
 
 
+def filled_ratio(setting: Setting, workload: TrainWorkload) -> float:
+    """Return the rows that a batch takes per padded row: packed ones hold no padding."""
+    return workload.text_ratio if setting.strategy.packed else 1.0
+
+
+def gradient_bytes_each(setting: Setting, workload: TrainWorkload, layers: float) -> float:
+    """Return the bytes of gradients per trained parameter; fused optimisers hold one layer's.
+
+    Some keep every 16-bit gradient beside the fp32 one that it is added to.
+    """
+    given = setting.strategy.gradient_dtype or "bf16"
+    dtype = "bf16" if workload.method in ADAPTER_METHODS else given
+    beside = dtype == "fp32" and setting.engine.narrow_gradients_beside
+    each = element_bytes(dtype) + (element_bytes("bf16") if beside else 0.0)
+    return each / layers if workload.method in FUSED_METHODS else each
+
+
+def moment_bytes(setting: Setting) -> float:
+    """Return the bytes of one moment of a trained parameter."""
+    return element_bytes(setting.strategy.optimizer_dtype or "fp32")
+
+
 def state_bytes_each(setting: Setting, workload: TrainWorkload) -> float:
     """Return the bytes of moments and fp32 master weights per trained parameter."""
     optimizer = optimizer_of(workload)

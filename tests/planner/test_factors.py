@@ -10,6 +10,7 @@ from planner.factors import INPUTS, by_engine, memory_factors
 from planner.fitting import (
     MEMORY_FACTORS,
     descend,
+    factors_of,
     fit_memory,
     memory_case,
     memory_regret,
@@ -28,7 +29,7 @@ def memory_rows(engine):
 
 
 def fitted_on_file(engine):
-    return np.array([FILE["engines"][engine][name] for name in MEMORY_FACTORS])
+    return factors_of(FILE["engines"][engine])
 
 
 def table_engines():
@@ -53,7 +54,7 @@ def test_an_answer_repeats_the_version_of_the_factors():
 
 
 def test_fitting_an_engine_again_gives_the_factors_of_the_file(internevo):
-    again = memory_factors(internevo)
+    again = memory_factors(internevo, "internevo")
 
     kept = FILE["engines"]["internevo"]
     assert again == {name: kept[name] for name in again}
@@ -85,8 +86,6 @@ def test_the_linear_form_equals_the_planners_answer(engine):
         asked = EstimateRequest.model_validate(training_request(row))
         whole = estimate_request(asked, explain=False).memory.per_device_peak_bytes
         factors = fitted_on_file(engine)
-        quantised = list(MEMORY_FACTORS).index("quantised_activation_ratio")
-        factors[quantised] *= factors[list(MEMORY_FACTORS).index("activation_ratio")]
 
         assert memory_case(row).peak_bytes(factors) == pytest.approx(whole, rel=1e-6)
 

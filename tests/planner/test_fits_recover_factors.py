@@ -176,6 +176,11 @@ def test_issuing_that_takes_longer_than_the_work_is_what_a_step_waits_for():
     assert run.step_s(np.ones(len(PARTS))) == 6.0
 
 
+def padded(*first):
+    """Return factors of which only the first are not zero."""
+    return np.array([*first, *[0.0] * (len(NAMES) - len(first))])
+
+
 def peak_of(slopes, measured, *, base=8 * GIB, source="a", engine="one", usable=80 * GIB):
     return MemoryCase(
         row_id="row",
@@ -233,11 +238,11 @@ def test_the_highest_stage_is_the_peak():
         source="a",
         group="a/model",
         base_bytes=np.array([10.0, 30.0, 20.0]),
-        slopes=np.array([[1.0] + [0.0] * 6, [0.0] * 7, [0.0, 2.0] + [0.0] * 5]),
+        slopes=np.array([padded(1.0), padded(), padded(0.0, 2.0)]),
         usable_bytes=100.0,
     )
 
-    heights = [case.peak_bytes(np.array([a, b] + [0.0] * 5)) for a, b in ((0, 0), (25, 0), (0, 9))]
+    heights = [case.peak_bytes(padded(a, b)) for a, b in ((0, 0), (25, 0), (0, 9))]
 
     assert heights == [30.0, 35.0, 38.0]
 
@@ -245,8 +250,13 @@ def test_the_highest_stage_is_the_peak():
 def test_a_run_that_ran_bounds_its_memory_from_above():
     """A setting that ran below its predicted peak is a wrong verdict: the fit lowers the peak."""
     ran = [
-        peak_of({"activation_ratio": size * GIB}, 0.0, usable=(8 + 0.7 * size) * GIB)
-        for size in (20, 40, 60)
+        peak_of(
+            {"activation_ratio": size * GIB},
+            0.0,
+            base=base * GIB,
+            usable=(base + 0.7 * size) * GIB,
+        )
+        for base, size in ((7, 20), (8, 40), (9, 60))
     ]
 
     found = fit_memory(ran)

@@ -161,3 +161,14 @@ def test_half_of_the_unseen_models_peaks_are_foreseen_within_a_thirtieth():
     errors = sorted(abs(row.error) for row in found)
 
     assert errors[len(errors) // 2] < 1 / 30
+
+
+def test_a_verdict_leaves_room_for_the_context_that_allocators_do_not_count():
+    workload = {"kind": "generate", "batch_size": 1, "input_tokens": 512, "output_tokens": 128}
+    card = {"device": "rtx-4060-ti-16gb"}
+    found = ask(
+        model="meta-llama/Llama-3.1-8B", cluster=card, workload=workload, engine="transformers"
+    )
+
+    assert found.memory.per_device_peak_bytes < found.memory.capacity_bytes * 0.97
+    assert not found.fits

@@ -1,0 +1,295 @@
+"""What a tool around an engine holds while it trains: on the engine's physics, in its own way."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.catalog.engines import get_engine, harnessed
+from planner.cost.memory import StageMemory
+from planner.evidence import HARNESSES, strategy_of, table, usable
+from planner.factors import memory_cases
+from planner.fitting import (
+    GIB,
+    NAMES,
+    PRIORS,
+    QUANTISED,
+    MemoryCase,
+    bare_factors,
+    factors_of,
+    fields_of,
+    fit_common,
+    fit_memory,
+    fitted_memory,
+    memory_case,
+    prior_of,
+    stage_peaks,
+)
+from planner.left_out import PEAK, LeftOut, left_out_peaks, model_of, spread_of
+from planner.serving_factors import SEEN
+from planner.specs.estimate import EstimateRequest
+from planner.workload.inference_memory import usable_bytes
+from planner.workload.resolve import resolve
+from planner.workload.spare_blocks import given_back, without_spare
+from planner.workload.training_memory import stage_moments
+from tests.planner.asking import document
+
+TUNE = {"kind": "train", "sequence_length": 2048, "global_batch_size": 2, "method": "lora"}
+LLAMA = "meta-llama/Llama-2-7b-hf"
+LOSS = NAMES.index("loss_ratio")
+
+
+def setting_of(engine="transformers", devices=1, model=LLAMA, workload=TUNE, **fields):
+    strategy = {"activation_recomputation": "full", "micro_batch_size": 1, **fields}
+    asked = document(
+        model=model, engine=engine, devices=devices, workload=workload, strategy=strategy
+    )
+    return resolve(EstimateRequest.model_validate(asked))
+
+
+def with_engine(setting, **fields):
+    return replace(setting, engine=setting.engine.model_copy(update=fields))
+
+
+def case(model="m", engine="ms_swift", size=10.0, measured=40.0, **fields):
+    """Return a row whose logits take some gibibytes beside ten of weights."""
+    slopes = np.zeros((1, len(NAMES)))
+    slopes[0, LOSS] = size * GIB
+    told = {"usable_bytes": 80 * GIB, "source": engine, **fields}
+    return MemoryCase(
+        row_id=model,
+        engine=engine,
+        group=f"{engine}/{model}",
+        base_bytes=np.array([10 * GIB]),
+        slopes=slopes,
+        measured_bytes=measured * GIB,
+        **told,
+    )
+
+
+@pytest.mark.parametrize("tool", sorted(set(HARNESSES.values())))
+def test_a_tool_has_the_figures_of_the_engine_it_drives(tool):
+    own, below = get_engine(tool, "gpu"), get_engine("transformers", "gpu")
+
+    assert harnessed(tool) == "transformers"
+    assert (own.ops_per_layer, own.master_weights) == (below.ops_per_layer, below.master_weights)
+    assert own.title != below.title
+
+
+def test_a_row_belongs_to_the_tool_that_made_it():
+    rows = {row["source_id"]: row for row in usable(table("memory"))}
+
+    assert memory_case(rows["ms-swift"]).engine == "ms_swift"
+    assert memory_case(rows["litgpt-config-hub"]).engine == "litgpt"
+
+
+def test_a_row_is_asked_with_the_weights_it_names():
+    row = next(r for r in table("memory") if r["quantization"] == "gptq-int8")
+
+    assert strategy_of(row)["quantization"] == "gptq-int8"
+
+
+def test_a_tool_without_rows_is_what_the_other_tools_have_in_common():
+    others = [case(model=m, measured=10 + 3 * 10.0 + 1) for m in "abcdef"]
+
+    assert fit_common(others, "peft") is not None
+    assert list(fitted_memory(others, "peft")) == list(fit_common(others, "peft"))
+
+
+def test_an_engine_that_no_tool_drives_shares_nothing():
+    assert fit_common([case(), case(engine="litgpt")], "litgpt") is None
+
+
+def test_what_tools_share_is_held_closer_to_the_physics_than_one_tool():
+    rows = [case(model=m, size=4.0, measured=10 + 4 * 3.0 + 1) for m in "ab"]
+    common, own = fit_common(rows, "ms_swift"), fit_memory(rows)
+
+    assert abs(common[LOSS] - 1) <= abs(own[LOSS] - 1)
+
+
+def test_the_only_model_of_a_tool_is_foreseen_from_the_other_tools():
+    rows = [case(model="a"), case(model="b", engine="peft")]
+
+    found, _ = left_out_peaks(rows, model_of, SEEN)
+
+    assert {row.engine for row in found} == {"ms_swift", "peft"}
+
+
+def test_rows_by_an_allocators_count_start_without_a_context():
+    counted = prior_of([case(by_allocator=True)])
+    shown = prior_of([case(), case(by_allocator=True)])
+
+    assert counted[NAMES.index("training_overhead_bytes")] == 0
+    assert list(shown) == list(PRIORS)
+
+
+def test_an_engines_fields_and_the_fitted_factors_are_each_others_inverse():
+    factors = PRIORS + np.arange(1, len(NAMES) + 1) / 10
+
+    assert factors_of(fields_of(factors)) == pytest.approx(factors)
+
+
+def test_without_quantised_rows_quantised_ones_are_like_others():
+    fields = fields_of(PRIORS)
+
+    assert [fields[ratio] for _, ratio in QUANTISED.values()] == [1.0, 1.0]
+
+
+def test_a_shown_peak_never_exceeds_what_the_allocator_may_fill():
+    one = case(size=30.0, usable_bytes=60 * GIB, returns_blocks=True)
+    thrice = PRIORS.copy()
+    thrice[LOSS] = 3.0
+
+    assert one.peak_bytes(thrice) == 60 * GIB
+    assert replace(one, returns_blocks=False).peak_bytes(thrice) > 60 * GIB
+
+
+def test_what_tensors_need_is_never_given_back():
+    one = case(size=100.0, usable_bytes=60 * GIB, returns_blocks=True)
+    thrice = PRIORS.copy()
+    thrice[LOSS] = 3.0
+
+    assert one.peak_bytes(thrice) == pytest.approx(110 * GIB, rel=0.02)
+
+
+def test_bare_factors_hold_one_copy_of_everything():
+    generous = bare_factors(PRIORS * 4)
+
+    assert generous[LOSS] == 1.0
+    assert generous[NAMES.index("unfilled_ratio")] == 0.0
+
+
+def test_spare_blocks_go_as_far_as_the_device_needs_them():
+    setting = setting_of()
+    limit = usable_bytes(setting)
+    shown = StageMemory({"weights": limit / 2, "activations": limit})
+    bare = StageMemory({"weights": limit / 2, "activations": limit / 4})
+
+    left = given_back(setting, shown, bare)
+
+    assert left.peak_bytes == pytest.approx(limit)
+    assert left.by_class["weights"] == limit / 2
+
+
+def test_a_moment_below_the_limit_keeps_its_spare_blocks():
+    setting = setting_of()
+    shown, bare = StageMemory({"activations": 2.0}), StageMemory({"activations": 1.0})
+
+    assert given_back(setting, shown, bare).by_class == shown.by_class
+
+
+def test_a_tool_without_spare_holds_each_logit_once():
+    setting = with_engine(setting_of(), loss_ratio=3.0, unfilled_ratio=0.2)
+
+    alone = without_spare(setting).engine
+
+    assert (alone.loss_ratio, alone.unfilled_ratio) == (1.0, 0.0)
+
+
+def test_unfilled_blocks_grow_with_what_is_held():
+    setting = setting_of("megatron")
+    plain, loose = (
+        stage_peaks(with_engine(setting, unfilled_ratio=share))[2] for share in (0.0, 0.1)
+    )
+    held = stage_moments(setting, setting.workload)[2].by_class
+    states = ("weights", "adapters", "gradients", "optimizer_states")
+
+    assert loose - plain == pytest.approx(0.1 * sum(held[name] for name in states))
+
+
+def test_the_copies_of_an_update_are_as_wide_as_the_moments():
+    full = {**TUNE, "method": "full"}
+    setting = with_engine(setting_of("megatron", workload=full), update_copies=1.0)
+    narrow = with_engine(
+        setting_of("megatron", workload=full, optimizer_dtype="bf16"), update_copies=1.0
+    )
+    copies = [stage_moments(s, s.workload)[2].by_class["buffers"] for s in (setting, narrow)]
+
+    assert copies == pytest.approx([4 * setting.counts.total, 2 * setting.counts.total])
+
+
+def test_sharded_weights_are_cast_a_layer_at_a_time():
+    full = {**TUNE, "method": "full", "global_batch_size": 8}
+    whole, sharded = (
+        stage_moments(s, s.workload)[2].by_class["buffers"]
+        for s in (
+            with_engine(setting_of(workload=full, devices=8, zero_stage=stage), update_copies=0.0)
+            for stage in (2, 3)
+        )
+    )
+
+    assert sharded == pytest.approx(whole * 2 / 32)
+
+
+def test_an_fp32_sum_of_gradients_may_stand_beside_the_narrow_ones():
+    full = {**TUNE, "method": "pretrain"}
+    held = [
+        stage_moments(s, s.workload)[0].by_class["gradients"]
+        for s in (
+            setting_of(engine, workload=full, gradient_dtype="fp32")
+            for engine in ("megatron_deepspeed", "megatron")
+        )
+    ]
+
+    assert held[0] / held[1] == pytest.approx(6 / 4)
+
+
+def test_recomputed_scores_change_no_peak_of_megatron_deepspeed():
+    full = {**TUNE, "method": "pretrain"}
+    peaks = [
+        stage_peaks(with_engine(s, returns_blocks=False)).max()
+        for s in (
+            setting_of("megatron_deepspeed", workload=full, attention=kind)
+            for kind in ("eager", "flash")
+        )
+    ]
+
+    assert peaks[0] == pytest.approx(peaks[1])
+
+
+def test_an_fp32_embedding_makes_activations_over_packed_weights_fp32():
+    tune = {**TUNE, "lora_targets": "query_value"}
+    kept = []
+    for method in ("lora", "qlora"):
+        setting = setting_of(
+            "litgpt",
+            workload={**tune, "method": method},
+            activation_recomputation="none",
+        )
+        plain = with_engine(setting, activation_ratio=1.0, loss_ratio=0.0)
+        plain = with_engine(plain, quantised_activation_ratio=1.0)
+        kept.append(stage_moments(plain, plain.workload)[0].by_class["activations"])
+
+    assert kept[1] / kept[0] == pytest.approx(1.77, abs=0.05)
+
+
+def test_a_sharded_run_that_holds_all_weights_holds_its_inputs_too():
+    moments = []
+    for micro in (1, 2):
+        workload = {**TUNE, "global_batch_size": 2 * micro}
+        setting = setting_of(
+            "litgpt", devices=2, workload=workload, zero_stage=3, micro_batch_size=micro
+        )
+        moments.append(stage_moments(setting, setting.workload)[3].by_class["activations"])
+
+    assert moments[0] == pytest.approx(2048 * 32 * 4096 * 2)
+    assert moments[1] == pytest.approx(2 * moments[0])
+
+
+def test_a_part_of_seventy_rows_widens_an_interval_no_more_than_a_part_of_one():
+    def row(part, predicted):
+        return LeftOut(PEAK, SEEN, "", "e", part, part, 1.0, predicted)
+
+    crowd = [row("a", 1.01)] * 70
+    few = [row(part, 1.5) for part in "bcde"]
+
+    assert spread_of([*crowd, *few]) == pytest.approx(np.log(1.5) / 1.2816)
+
+
+def test_half_of_litgpts_peaks_are_foreseen_within_a_twentieth():
+    own = [one for one in memory_cases() if one.engine == "litgpt"]
+
+    found, _ = left_out_peaks(own, model_of, SEEN)
+    errors = sorted(abs(row.error) for row in found)
+
+    assert errors[len(errors) // 2] < 0.05
