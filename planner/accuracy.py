@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from planner import accuracy_sections as sections
+from planner import contradictions
 from planner.compression_fitting import compression_section
 from planner.cost.dtypes import element_bytes
 from planner.cost.training_states import lora_parameters, sharded_state_bytes
@@ -251,6 +252,7 @@ def accuracy_page() -> str:
         _unscored(),
         _table("Training peak memory, fitted", _errors(table("memory"), "peak_memory_bytes")),
         _table("Generation peak memory, fitted", _generation_errors()),
+        contradictions.section(),
         _verdicts(),
         _table("Serving, fitted", _serving_errors()),
         throughput_section(),

@@ -180,8 +180,7 @@ class _Stage:
     def _loading(self, weights: float, overhead: float, kept: float) -> StageMemory:
         """Return what a device holds that has all weights beside its shards of them.
 
-        The vocabulary belongs to no layer: the outermost unit gathers it once more, for a whole
-        step.
+        The vocabulary belongs to no layer: the outermost unit gathers it anew for a whole step.
         """
         shards, model, layout = self._shards(3), self.setting.model, self.setting.layout
         root = stage_vocabulary(model, self.index, layout.pipeline) / layout.tensor

@@ -15,6 +15,7 @@ from planner.fitting import (
     memory_case,
     memory_regret,
     memory_table,
+    prior_of,
 )
 from planner.specs.estimate import EstimateRequest
 from planner.workload.estimator import estimate_request
@@ -91,7 +92,14 @@ def test_the_linear_form_equals_the_planners_answer(engine):
 
 
 def test_without_rows_the_fit_is_the_prior():
-    assert list(fit_memory([])) == [prior for prior, _ in MEMORY_FACTORS.values()]
+    assert list(fit_memory([])) == list(prior_of([]))
+
+
+def test_what_only_peaks_can_show_is_nothing_without_them():
+    found = dict(zip(MEMORY_FACTORS, fit_memory([]), strict=True))
+
+    assert (found["update_copies"], found["unfilled_ratio"]) == (0.0, 0.0)
+    assert found["activation_ratio"] == 1.0
 
 
 def test_a_fit_never_regrets_more_than_the_prior(internevo):
