@@ -35,8 +35,10 @@ def watch(page: Page, seen: dict) -> None:
         timeout=LONG_MS,
     )
     seen["points_while_running"] = drawn_points(page, "loss")
-    seen["state_then"] = page.get_attribute("[data-state-now]", "data-state-now")
+    # Points are drawn as they come; the regions and the title follow within seconds.
+    page.wait_for_function("() => document.title.includes('%')", timeout=LONG_MS)
     seen["title_then"] = page.title()
+    seen["state_then"] = page.get_attribute("[data-state-now]", "data-state-now")
     seen["log_then"] = page.inner_text("[data-log]")
     seen["stamp_then"] = page.inner_text("[data-stamp]")
     page.wait_for_selector("[data-state-now='succeeded']", timeout=LONG_MS)
