@@ -14,7 +14,6 @@ FOLDER = Path(__file__).parent / "validation"
 Row = dict[str, str]
 TRAINING_DEVICES = {"a800-sxm-80gb": "a100-sxm-80gb", "titan-rtx": "rtx-2080-ti"}
 NVLINK_A800_BYTES_PER_S = 200e9  # an A100 with 400 GB/s of NVLink in both directions
-TITAN_RTX_MEMORY_BYTES = 24 * 1024**3
 # The link between nodes of each source, bytes per second, device and direction.
 INTER_NODE_BYTES_PER_S = {"dlperf-v100": 1.5e9, "bigscience-tr11": 6.25e9, "internevo": 6.25e9}
 # A model that is published no more has the shape of the one that it was made from.

@@ -37,7 +37,6 @@ MEMORY_INPUTS = ("memory", "memory_fit")
 INPUTS = (*MEMORY_INPUTS, "training", *TABLES, "inference_other")
 DIGITS = 4
 COVERED = 0.8
-MIN_GROUPS = 2
 MIN_ROWS = 10
 
 

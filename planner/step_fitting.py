@@ -14,7 +14,8 @@ from planner.workload.resolve import resolve
 from planner.workload.setting import Setting
 from planner.workload.train import train
 
-PARTS = (
+# The work of the device: what issuing operators ahead of it hides behind.
+WORK = (
     "matmul",
     "matmul_8bit",
     "matmul_4bit",
@@ -27,6 +28,9 @@ PARTS = (
     "operands",
     "casts",
     "scores",
+)
+PARTS = (
+    *WORK,
     "issue",
     "layer_overhead",
     "tensor_parallel",
@@ -36,24 +40,6 @@ PARTS = (
     "hidden",
     "rounds",
     "update",
-)
-# What issuing operators ahead of the device hides behind.
-WORK = tuple(
-    PARTS.index(part)
-    for part in (
-        "matmul",
-        "matmul_8bit",
-        "matmul_4bit",
-        "experts",
-        "experts_narrow",
-        "attention",
-        "attention_unfused",
-        "elementwise",
-        "sorting",
-        "operands",
-        "casts",
-        "scores",
-    )
 )
 ISSUE = PARTS.index("issue")
 # No product beats the peak (the prior is 70 % of it) and attention no plain product; elsewhere
@@ -119,7 +105,7 @@ class StepCase:
         total = float(parts.sum())
         if not self.runs_ahead:
             return total
-        return total - min(float(parts[ISSUE]), float(parts[list(WORK)].sum()))
+        return total - min(float(parts[ISSUE]), float(parts[: len(WORK)].sum()))
 
     def error(self, factors: Columns) -> float:
         """Return the relative error of the prediction."""

@@ -108,9 +108,9 @@ class _Cell:
         low, high = bounds()
         parts = self.seconds * np.clip(factors, low, high)
         if self.runs_ahead:
-            work = parts[:, list(WORK)].sum(axis=1)
+            work = parts[:, : len(WORK)].sum(axis=1)
             waits = parts[:, ISSUE] > work
-            parts[np.ix_(waits, list(WORK))] = 0.0
+            parts[waits, : len(WORK)] = 0.0
             parts[~waits, ISSUE] = 0.0
         steps = parts.sum(axis=1)
         shares = np.where((factors < low) | (factors > high), 0.0, parts / steps[:, None])

@@ -22,7 +22,6 @@ STATE_BYTES: dict[str, float] = {
     "adalomo": 0.0,
     "qft": 1.0,
 }
-LORA_TARGET_MATRICES = "q, k, v, o and the feed-forward matrices"
 
 
 @equation(

@@ -17,6 +17,7 @@ from planner.specs.base import JsonObject
 
 FALLBACK_IMAGE = "IMAGE"
 WORKDIR = "/workspace"
+CACHE = "/huggingface"
 
 
 def compose_document(case: ExportCase) -> JsonObject:
@@ -27,12 +28,12 @@ def compose_document(case: ExportCase) -> JsonObject:
         "entrypoint": [],
         "command": _command(case),
         "ipc": "host",
-        "volumes": [f"./:{WORKDIR}", "huggingface:/root/.cache/huggingface"],
+        "volumes": [f"./:{WORKDIR}", f"huggingface:{CACHE}"],
         **_devices(case),
     }
-    environment = launch_environment(case)
-    if environment:
-        service["environment"] = environment
+    # Whoever the image runs as, the cache of models lies on the volume.
+    environment = {"HF_HOME": CACHE, **launch_environment(case)}
+    service["environment"] = environment
     if case.nodes > 1:
         # Compose fills these in from the environment of whoever starts it.
         meeting = {name: f"${{{name}}}" for name in ("MASTER_ADDR", "NODE_RANK")}

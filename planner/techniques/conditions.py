@@ -103,14 +103,6 @@ def _fpga(case: Case) -> str:
     )
 
 
-def _is_method(*methods: str) -> Callable[[Case], str]:
-    def reason(case: Case) -> str:
-        method = getattr(case.workload, "method", "")
-        return "" if method in methods else f"is method {' or '.join(methods)}: this is {method}"
-
-    return reason
-
-
 def _peak(dtype: Dtype) -> Condition:
     def reason(case: Case) -> str:
         if dtype in case.device.peak_flops_per_second:

@@ -21,6 +21,15 @@ TINY = {
     "vocab_size": 4096,
     "max_position_embeddings": 1024,
 }
+# A device of round figures, for what is computed by hand.
+CARD = {
+    "id": "card",
+    "memory_bytes": 80 * 1024**3,
+    "memory_bandwidth_bytes_per_second": 2e12,
+    "peak_flops_per_second": {"bf16": 5e14},
+    "intra_node_bandwidth_bytes_per_second": 300e9,
+    "host_to_device_bandwidth_bytes_per_second": 25e9,
+}
 # What a micro-benchmark measured on one core of a server processor.
 CPU = {
     "id": "this-host",

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from planner.api import inverse
 from planner.specs.inverse import InverseRequest
 from tests.planner.asking import (
+    CARD,
     CPU,
     GENERATE,
     LLAMA_8B,
@@ -21,14 +22,6 @@ from tests.planner.asking import (
 )
 
 GIB = 1024**3
-CARD = {
-    "id": "card",
-    "memory_bytes": 80 * GIB,
-    "memory_bandwidth_bytes_per_second": 2e12,
-    "peak_flops_per_second": {"bf16": 5e14},
-    "intra_node_bandwidth_bytes_per_second": 300e9,
-    "host_to_device_bandwidth_bytes_per_second": 25e9,
-}
 # Query and output 256 x 256 each, keys and values 256 x 128 each, three of 256 x 768; six layers.
 LINEAR = 6 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 768)
 # Two tables of 4,096 x 256; two norms a layer and a last one, of 256 each.

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from planner.search.placement import best_placement
 from planner.specs.estimate import EstimateRequest
 from tests.planner.asking import (
+    CARD,
     GENERATE,
     LLAMA_70B,
     MIXTRAL,
@@ -21,14 +22,6 @@ from tests.planner.asking import (
 )
 
 GIB = 1024**3
-CARD = {
-    "id": "card",
-    "memory_bytes": 80 * GIB,
-    "memory_bandwidth_bytes_per_second": 2e12,
-    "peak_flops_per_second": {"bf16": 5e14},
-    "intra_node_bandwidth_bytes_per_second": 300e9,
-    "host_to_device_bandwidth_bytes_per_second": 25e9,
-}
 ACCUMULATED = {"micro_batch_size": 1, "data_parallel_size": 1, "weight_dtype": "bf16"}
 
 
