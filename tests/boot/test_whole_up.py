@@ -18,6 +18,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 START_LIMIT_S = 90.0
 
 
+def _command_of(process: psutil.Process) -> str:
+    """The command line of a process, empty when it ended since it was listed."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
 class RunningUp:
     """One real `manage.py up` and what it printed."""
 
@@ -68,7 +76,7 @@ class RunningUp:
 
     def pid_of(self, words: str) -> int | None:
         """The number of the first started process whose command holds the words."""
-        found = [p for p in self.members() if words in " ".join(p.cmdline())]
+        found = [p for p in self.members() if words in _command_of(p)]
         return min(found, key=psutil.Process.create_time).pid if found else None
 
     def stop(self) -> None:

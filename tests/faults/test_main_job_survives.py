@@ -3,6 +3,7 @@
 Real processes, real SIGKILL. What counts is read from the databases themselves.
 """
 
+import contextlib
 import os
 import signal
 import time
@@ -21,8 +22,9 @@ END_SECONDS = 180.0
 def celery_worker(stack: Stack) -> psutil.Process | None:
     """Return the host's Celery worker, the child of its agent."""
     for child in psutil.Process(stack.processes["host"].pid).children(recursive=True):
-        if "celery" in " ".join(child.cmdline()):
-            return child
+        with contextlib.suppress(psutil.Error):  # a child may end between its listing and here
+            if "celery" in " ".join(child.cmdline()):
+                return child
     return None
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from planner.specs.inverse import Beyond, InverseAnswer, Limit
 from webapp.core.display import Figure, MemoryRow
-from webapp.core.units import DASH, NBSP, TIMES, duration, memory, money, number, parameters, whole
+from webapp.core.units import DASH, NBSP, TIMES, duration, memory, money, parameters, whole
 from webapp.core.wording import capitalised
 from webapp.limits.questions import BY_KEY, Question
 from webapp.plans.alternatives import TARGET_WORDS
@@ -158,7 +158,8 @@ def _reason(beyond: Beyond) -> str:
 
 def exact(seconds: float) -> str:
     """Return a time that stands beside its limit with the digits that tell them apart."""
-    return f"{number(seconds, 4)}{NBSP}s"
+    value, unit = (seconds * 1000, "ms") if seconds < 1 else (seconds, "s")
+    return f"{value:.4g}{NBSP}{unit}"
 
 
 def _row(limit: Limit) -> Row:

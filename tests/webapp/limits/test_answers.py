@@ -39,9 +39,7 @@ def test_a_value_is_said_as_people_say_it(value, unit, words):
 def test_a_promise_that_ends_the_way_is_said_with_both_numbers():
     reason = Beyond(value=181, reason="x", constraint="tpot_seconds", required=0.05012, limit=0.05)
 
-    assert _reason(reason) == (
-        f"each further token takes 0.05012{NBSP}s, the target is 0.05000{NBSP}s"
-    )
+    assert _reason(reason) == (f"each further token takes 50.12{NBSP}ms, the target is 50{NBSP}ms")
 
 
 def test_users_that_memory_does_not_hold_are_said_as_such():
