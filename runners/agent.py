@@ -23,11 +23,12 @@ from runners.reconcile import Reconciler, Render
 from runners.shipper import RedisStream
 from runners.shipping import Loop, Shipping, Uploads
 from runners.supervision import procfs, record
+from runners.timing import scaled
 from runners.wake import WakeListener
 
-LIVE_BEAT_SECONDS = 2.0
-REFUSED_BEAT_SECONDS = 30.0
-LOOK_SECONDS = 0.5
+LIVE_BEAT_SECONDS = scaled(2.0, least=0.2)
+REFUSED_BEAT_SECONDS = scaled(30.0, least=0.5)
+LOOK_SECONDS = scaled(0.5, least=0.1)
 
 log = logging.getLogger(__name__)
 

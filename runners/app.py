@@ -12,6 +12,7 @@ from typing import Any
 from celery import Celery
 
 from runners.config import Credential, HostDir
+from runners.timing import scaled
 
 QUEUE = "jobs"
 TASK_MODULE = "runners.tasks"
@@ -36,8 +37,8 @@ def settings(credential: Credential, ca_file: str | None = None) -> dict[str, An
     values: dict[str, Any] = {
         "broker_url": url,
         "broker_transport_options": {
-            "visibility_timeout": 120,
-            "unacked_restore_interval": 5,
+            "visibility_timeout": scaled(120, least=2),
+            "unacked_restore_interval": scaled(5, least=0.5),
             "unacked_restore_throttle": 1,
             "socket_timeout": 5,
             "socket_connect_timeout": 2,

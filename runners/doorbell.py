@@ -14,10 +14,11 @@ from collections.abc import Sequence
 
 from runners.app import HOST_DIR_VARIABLE, QUEUE
 from runners.config import HostDir
+from runners.timing import scaled
 
-FIRST_REST_SECONDS = 1.0
-LONGEST_REST_SECONDS = 60.0
-STEADY_SECONDS = 60.0  # a worker that lived this long starts the rests anew
+FIRST_REST_SECONDS = scaled(1.0, least=0.2)
+LONGEST_REST_SECONDS = scaled(60.0, least=2.0)
+STEADY_SECONDS = scaled(60.0)  # a worker that lived this long starts the rests anew
 STOP_SECONDS = 10.0
 COMMAND = (
     # In a container root is the only user; the worker takes JSON alone, which cannot execute.

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 
 from runners.jobspec import JobSpec
 from runners.reasons import Reason
+from runners.timing import scaled
 
 PROTOCOL_VERSION = 1
 MAX_BATCH_EVENTS = 500
@@ -160,7 +161,7 @@ class StopOrder(Message):
 
     attempt_id: str
     reason: Reason
-    grace_seconds: NonNegativeFloat = 15.0
+    grace_seconds: NonNegativeFloat = scaled(15.0, least=0.5)
 
 
 class BeatReply(Message):

@@ -19,13 +19,14 @@ from runners.client import RefusedError, ServerClient, ServerError
 from runners.messages import MAX_BATCH_EVENTS, EventBatch, RunEvent
 from runners.spool import Event, SpoolReader, trim
 from runners.supervision import record
+from runners.timing import scaled
 
-STALL_SECONDS = 2.0
+STALL_SECONDS = scaled(2.0, least=0.5)
 STALLS_BEFORE_HTTP = 2
-STREAM_REST_SECONDS = 30.0  # how long a stream that led nowhere is left alone
+STREAM_REST_SECONDS = scaled(30.0, least=1.0)  # how long a stream that led nowhere is left alone
 MAX_IN_FLIGHT = 5_000
 MAX_STREAM_ENTRIES = 10_000
-REFUSED_REST_SECONDS = 10.0
+REFUSED_REST_SECONDS = scaled(10.0, least=0.5)
 
 log = logging.getLogger(__name__)
 

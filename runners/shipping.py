@@ -9,11 +9,12 @@ from runners.client import ServerClient, ServerError
 from runners.config import HostConfig, HostDir
 from runners.shipper import AttemptShipper, EventStream
 from runners.supervision.record import LockedError
+from runners.timing import scaled
 from runners.uploader import upload_artefacts
 
-BUSY_SECONDS = 0.25
-IDLE_SECONDS = 1.0
-UPLOAD_SECONDS = 2.0
+BUSY_SECONDS = scaled(0.25, least=0.1)
+IDLE_SECONDS = scaled(1.0, least=0.2)
+UPLOAD_SECONDS = scaled(2.0, least=0.3)
 
 log = logging.getLogger(__name__)
 

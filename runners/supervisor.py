@@ -26,6 +26,7 @@ from runners.supervision.classify import Ending, classify
 from runners.supervision.intake import MAX_LINE_BYTES, EventRefusedError, parse_line
 from runners.supervision.output import CappedLog, LastLines, LogEvents
 from runners.supervision.sampling import TreeSampler
+from runners.timing import scaled
 
 STARTED = 0
 EXIT_INTERNAL = 70
@@ -33,10 +34,10 @@ EXIT_ALREADY_SUPERVISED = 75
 EXIT_ALREADY_ENDED = 76
 
 LOCK_PATIENCE_SECONDS = 0.3  # whoever only asks whether the lock is free holds it shortly
-TICK_SECONDS = 1.0
+TICK_SECONDS = scaled(1.0, least=0.2)
 STOPPING_TICK_SECONDS = 0.05
 DRAIN_SECONDS = 1.0
-DEFAULT_GRACE_SECONDS = 15.0
+DEFAULT_GRACE_SECONDS = scaled(15.0, least=0.5)
 READ_BYTES = 256 * 1024
 MAX_REFUSALS_TOLD = 20
 

@@ -18,11 +18,12 @@ from runners.config import Credential, HostDir
 from runners.messages import Doorbell
 from runners.nonces import NonceStore
 from runners.signing import SignatureRefusedError, SignedDoorbell, verify
+from runners.timing import scaled
 from runners.wake import wake_agent
 
 EXIT_STALLED = 70
-WATCH_SECONDS = 5.0
-SILENCE_SECONDS = 180.0  # the server pings each minute
+WATCH_SECONDS = scaled(5.0, least=0.5)
+SILENCE_SECONDS = scaled(180.0, least=6.0)  # the server pings each minute
 LOST_ACK = "Couldn't ack"
 
 log = logging.getLogger(__name__)

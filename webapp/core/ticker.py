@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import structlog
 
+from runners.timing import scaled
 from webapp.hosts.sweep import ContactSweep, expire_tokens
 from webapp.jobs.deadlines import allocate_all, end_unclaimed
 from webapp.jobs.dispatch import bury_stuck
@@ -56,7 +57,7 @@ class Ticker:
         return sum(self._do(duty) for duty in due)
 
     def _do(self, duty: Duty) -> bool:
-        duty.due_at = self._clock() + duty.period_seconds
+        duty.due_at = self._clock() + scaled(duty.period_seconds, least=0.2)
         try:
             duty.work()
         except Exception:  # one duty's trouble is not the others'

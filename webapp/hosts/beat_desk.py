@@ -12,12 +12,13 @@ from typing import NamedTuple
 from asgiref.sync import sync_to_async
 
 from runners.messages import Beat, BeatReply
+from runners.timing import scaled
 from webapp.core.problems import Problem, UnauthorizedProblem
 from webapp.hosts.beats import Spoken, host_beats
 from webapp.hosts.models import Host
 from webapp.hosts.services import UNKNOWN_CREDENTIAL, digest
 
-WINDOW_SECONDS = 1.0
+WINDOW_SECONDS = scaled(1.0, least=0.1)
 Answer = BeatReply | Problem
 
 

@@ -3,12 +3,13 @@
 from datetime import datetime
 from enum import StrEnum
 
+from runners.timing import scaled
 from webapp.core.clock import now
 from webapp.hosts.models import Host
 
-BEAT_SECONDS = 10.0
-DEGRADED_AFTER_SECONDS = 30.0
-UNREACHABLE_AFTER_SECONDS = 90.0
+BEAT_SECONDS = scaled(10.0, least=0.2)
+DEGRADED_AFTER_SECONDS = scaled(30.0)
+UNREACHABLE_AFTER_SECONDS = scaled(90.0)
 
 
 class Contact(StrEnum):

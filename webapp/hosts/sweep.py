@@ -6,6 +6,7 @@ from datetime import timedelta
 
 from django.db import transaction
 
+from runners.timing import scaled
 from webapp.core.clock import now
 from webapp.hosts.contact import Contact, contact_of, silent_seconds
 from webapp.hosts.models import EnrolmentToken, Host, HostState
@@ -13,8 +14,8 @@ from webapp.jobs.models import Event
 from webapp.live.publish import publish_host_states
 
 ACTOR = "system:contact"
-PAUSE_SECONDS = 60.0
-LONGEST_GAP_SECONDS = 15.0
+PAUSE_SECONDS = scaled(60.0, least=2.0)
+LONGEST_GAP_SECONDS = scaled(15.0, least=2.0)
 KEEP_TOKENS = timedelta(days=30)
 
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 from django.db import transaction
 
 from runners.reasons import Reason
+from runners.timing import scaled
 from webapp.core.clock import now
 from webapp.hosts.contact import Contact, contact_of
 from webapp.hosts.models import Host, HostState
@@ -18,7 +19,7 @@ from webapp.jobs.transitions import transition
 
 ACTOR = "system:allocator"
 MAX_PREFLIGHTS = 3
-PREFLIGHT_RETRY = timedelta(seconds=30)
+PREFLIGHT_RETRY = timedelta(seconds=scaled(30, least=1))
 
 
 def allocate_host(host: Host) -> Job | None:

@@ -15,6 +15,7 @@ from redis.typing import EncodableT, FieldT, KeyT, StreamIdT
 
 from runners.messages import EventBatch
 from runners.stream import CONSUMER_GROUP, ack_key, decode, events_key
+from runners.timing import scaled
 from webapp.core.problems import Problem
 from webapp.hosts.models import Host
 from webapp.jobs.ingest import events_accept
@@ -24,7 +25,7 @@ log = structlog.get_logger(__name__)
 CONSUMER = "control"
 COUNT = 50
 BLOCK_MS = 500
-HOSTS_SECONDS = 5.0
+HOSTS_SECONDS = scaled(5.0, least=0.5)
 NEW = ">"
 PENDING = "0"
 

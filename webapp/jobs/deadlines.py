@@ -5,13 +5,14 @@ from datetime import timedelta
 from django.db import transaction
 
 from runners.reasons import Reason
+from runners.timing import scaled
 from webapp.core.clock import now
 from webapp.hosts.models import Host, HostState
 from webapp.jobs.allocation import allocate_host
 from webapp.jobs.models import Attempt, Command, Event, Job, JobState
 from webapp.jobs.transitions import transition
 
-START_TIMEOUT = timedelta(seconds=120)
+START_TIMEOUT = timedelta(seconds=scaled(120, least=8))
 
 
 def allocate_all() -> list[Job]:

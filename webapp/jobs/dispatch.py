@@ -18,6 +18,7 @@ from kombu import Connection
 from runners.app import QUEUE, celery_url, key_prefix
 from runners.messages import Doorbell
 from runners.signing import sign
+from runners.timing import scaled
 from webapp.core.clock import now
 from webapp.hosts.contact import Contact, contact_of
 from webapp.hosts.models import Host
@@ -26,9 +27,9 @@ from webapp.jobs.models import Command
 
 log = structlog.get_logger(__name__)
 BATCH = 100
-LONGEST_REST_SECONDS = 60
+LONGEST_REST_SECONDS = scaled(60, least=2)
 DEAD_AFTER = timedelta(hours=1)
-PING_SECONDS = 60.0
+PING_SECONDS = scaled(60.0, least=2.0)
 TASK_PREFIX = "runners."
 RETRY_POLICY = {"max_retries": 2, "interval_start": 0, "interval_step": 0.1, "interval_max": 0.2}
 TRANSPORT = {"socket_timeout": 2, "socket_connect_timeout": 1, "health_check_interval": 10}
@@ -101,7 +102,8 @@ def _ring_one(command: Command, ring_host: Ring) -> bool:
         }
     )
     is_sent = _try(ring_host, command.host, doorbell)
-    rest = timedelta(seconds=min(2 ** min(command.tries, 10), LONGEST_REST_SECONDS))
+    seconds = scaled(2 ** min(command.tries, 10), least=0.25)
+    rest = timedelta(seconds=min(seconds, LONGEST_REST_SECONDS))
     Command.objects.filter(pk=command.pk, state__in=["new", "sent"]).update(
         state="sent" if is_sent else command.state,
         tries=F("tries") + 1,

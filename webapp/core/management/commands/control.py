@@ -4,12 +4,13 @@ import threading
 
 from django.core.management.base import BaseCommand
 
+from runners.timing import scaled
 from webapp.core import broker
 from webapp.core.loop import Stopper, run_loop
 from webapp.jobs.consume import StreamConsumer
 from webapp.jobs.dispatch import Dispatcher
 
-DISPATCH_SECONDS = 0.25
+DISPATCH_SECONDS = scaled(0.25, least=0.1)
 
 
 class Command(BaseCommand):

@@ -2,10 +2,11 @@
 
 from django.core.management.base import BaseCommand
 
+from runners.timing import scaled
 from webapp.core.loop import Stopper, run_loop
 from webapp.core.ticker import Ticker
 
-TICK_SECONDS = 1.0
+TICK_SECONDS = scaled(1.0, least=0.1)
 
 
 class Command(BaseCommand):
