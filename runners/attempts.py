@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from runners.messages import ArtefactBody, ExitRecord, RunRequest
+from runners.messages import ArtefactBody, ExitRecord, Needs, RunRequest
 from runners.reasons import Reason
 from runners.spool import Event, SpoolReader, SpoolWriter
 from runners.supervision import procfs, record
@@ -30,6 +30,7 @@ class Claim(BaseModel):
     fence: str
     claim_id: str
     boot_id: str
+    needs: Needs | None = None  # what is looked for before each time that it asks
 
 
 class Verdict(StrEnum):
@@ -82,13 +83,13 @@ class AttemptFolder:
         except (OSError, ValidationError):
             return None
 
-    def make_claim(self, fence: str, boot_id: str) -> Claim:
+    def make_claim(self, fence: str, boot_id: str, needs: Needs | None = None) -> Claim:
         """Create the folder with a claim of its own, or return the claim that it has."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if claim := self.claim():
             return claim
-        claim = Claim(fence=fence, claim_id=secrets.token_hex(16), boot_id=boot_id)
-        record.write_json(self._claim, claim.model_dump())
+        claim = Claim(fence=fence, claim_id=secrets.token_hex(16), boot_id=boot_id, needs=needs)
+        record.write_json(self._claim, claim.model_dump(mode="json"))
         return claim
 
     def request(self) -> RunRequest | None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from runners import supervisor
-from runners.jobspec import ArtefactModel, FolderModel, JobSpec
+from runners.jobspec import ArtefactModel, FolderModel, JobSpec, ModelRef
 from runners.reasons import Reason
 
 JOB_MODULES: Mapping[str, str] = {
@@ -73,15 +73,22 @@ def confine(spec: JobSpec, roots: Sequence[Path], attempts_dir: Path) -> JobSpec
     Raises:
         LaunchRefusedError: the folder is outside of every root, or is not there.
     """
-    model = spec.model
+    return spec.model_copy(update={"model": confine_model(spec.model, roots, attempts_dir)})
+
+
+def confine_model(model: ModelRef, roots: Sequence[Path], attempts_dir: Path) -> ModelRef:
+    """Return the reference with its folder resolved and proven to lie below a root.
+
+    Raises:
+        LaunchRefusedError: the folder is outside of every root, or is not there.
+    """
     if isinstance(model, FolderModel):
-        path = _resolve_below(model.path, roots)
-        return spec.model_copy(update={"model": FolderModel(path=str(path))})
+        return FolderModel(path=str(_resolve_below(model.path, roots)))
     if isinstance(model, ArtefactModel):
         for part in (model.attempt_id, model.name):
             _refuse_unsafe_name(part)
         _require_folder(attempts_dir / model.attempt_id / "output" / model.name)
-    return spec
+    return model
 
 
 def _resolve_below(text: str, roots: Sequence[Path]) -> Path:

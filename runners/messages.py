@@ -7,14 +7,23 @@ receiver's own. Job specs stand in ``runners/jobspec.py``.
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+)
 
-from runners.jobspec import JobSpec
+from runners.jobspec import ArtefactModel, FolderModel, JobSpec
 from runners.reasons import Reason
 from runners.timing import scaled
 
 PROTOCOL_VERSION = 1
 MAX_BATCH_EVENTS = 500
+_PRINTED = r"^[^\x00]*$"  # no database keeps a null byte in text
 
 
 class Message(BaseModel):
@@ -149,11 +158,33 @@ class Beat(Message):
     is_agent_start: bool = False
 
 
+class Needs(Message):
+    """What an attempt takes of its host, which looks whether it is there before it claims."""
+
+    kind: str
+    weight_dtype: str = ""
+    memory_bytes: NonNegativeInt = 0  # the least that its peak is predicted to be, per device
+    model: FolderModel | ArtefactModel | None = Field(default=None, discriminator="source")
+    gpus: tuple[str, ...] = ()  # uuids of the GPUs that it was given; none: every one there is
+    ports: tuple[int, ...] = ()  # ports that it will listen on
+
+
+class PreflightCheck(Message):
+    """One question that a host asked of itself, with the figures that answered it."""
+
+    name: str = Field(max_length=40, pattern=_PRINTED)
+    ok: bool
+    sentence: str = Field(max_length=600, pattern=_PRINTED)
+    remedy: str = Field(default="", max_length=600, pattern=_PRINTED)  # what to do if not ok
+    figures: dict[str, FiniteFloat] = Field(default_factory=dict, max_length=16)
+
+
 class Wanted(Message):
     """An attempt that this host should have claimed."""
 
     attempt_id: str
     fence: str
+    needs: Needs | None = None
 
 
 class StopOrder(Message):
@@ -179,11 +210,15 @@ class BeatReply(Message):
 
 
 class ClaimRequest(Message):
-    """Ask for the spec of an attempt: exactly one ``claim_id`` ever gets it."""
+    """Ask for the spec of an attempt: exactly one ``claim_id`` ever gets it.
+
+    ``checks`` are those of the host's preflight; with one that failed the attempt is given back.
+    """
 
     fence: str
     claim_id: str
     boot_id: str
+    checks: tuple[PreflightCheck, ...] = Field(default=(), max_length=32)
 
 
 class RunRequest(Message):

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from runners import launch, supervisor
+from runners import launch, preflight, supervisor
 from runners.attempts import ID, LOST, AttemptFolder, Verdict, attempt_folders
 from runners.client import RefusedError, ServerClient, ServerError
 from runners.config import HostConfig, HostDir
@@ -146,8 +146,14 @@ class Reconciler:
         folder = self._folder(wanted.attempt_id)
         if folder.path.exists() and folder.judge(self.boot_id) is not Verdict.CLAIMING:
             return
-        claim = folder.make_claim(wanted.fence, self.boot_id)
-        ask = ClaimRequest(fence=claim.fence, claim_id=claim.claim_id, boot_id=self.boot_id)
+        claim = folder.make_claim(wanted.fence, self.boot_id, wanted.needs)
+        place = preflight.Place(self.host_dir, self.config, self._model_roots())
+        ask = ClaimRequest(
+            fence=claim.fence,
+            claim_id=claim.claim_id,
+            boot_id=self.boot_id,
+            checks=preflight.look(claim.needs, place) if claim.needs else (),
+        )
         try:
             reply = self._client.claim(wanted.attempt_id, ask)
         except RefusedError as refusal:

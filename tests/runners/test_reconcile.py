@@ -9,7 +9,7 @@ import pytest
 from runners.attempts import AttemptFolder, Verdict
 from runners.client import ServerClient
 from runners.config import HostConfig
-from runners.messages import BeatReply, StopOrder, Wanted
+from runners.messages import BeatReply, Needs, StopOrder, Wanted
 from runners.reasons import Reason
 from runners.reconcile import Reconciler
 from runners.supervision import procfs, record
@@ -71,6 +71,30 @@ def test_a_claim_is_told_to_disk_before_the_server_is_asked(acceptor, reconciler
     reconciler.claim(wanted(acceptor))
 
     assert seen[0].claim_id == acceptor.attempts[A1].claim_id
+
+
+def test_what_the_host_found_goes_with_the_claim(acceptor, reconciler):
+    asked = []
+    answer = acceptor.claim
+    acceptor.claim = lambda *call: asked.append(call[1]) or answer(*call)
+
+    needs = Needs(kind="benchmark", memory_bytes=2**60)
+    reconciler.claim(wanted(acceptor).model_copy(update={"needs": needs}))
+
+    assert [check.name for check in asked[0].checks if not check.ok] == ["memory"]
+
+
+def test_a_claim_that_is_repeated_looks_for_the_same_again(acceptor, reconciler):
+    want = wanted(acceptor).model_copy(update={"needs": Needs(kind="benchmark")})
+    acceptor.is_away = True
+    reconciler.claim(want)
+    asked = []
+    acceptor.is_away, answer = False, acceptor.claim
+    acceptor.claim = lambda *call: asked.append(call[1]) or answer(*call)
+
+    reconciler.retry_claims()
+
+    assert {"memory", "disk"} <= {check.name for check in asked[0].checks}
 
 
 def test_an_absent_server_leaves_the_claim_to_be_repeated(acceptor, reconciler, folder):

@@ -16,6 +16,7 @@ from webapp.core.clock import now, now_ms
 from webapp.hosts.contact import contact_of
 from webapp.hosts.models import Host, HostState
 from webapp.jobs.allocation import allocate_host
+from webapp.jobs.host_preflight import needs_of
 from webapp.jobs.lost import end_unknown_attempts
 from webapp.jobs.models import LIVE_STATES, Attempt, Event, Job, JobState
 from webapp.live.publish import publish_host_states
@@ -152,7 +153,8 @@ def _wanted(hosts: Collection[str]) -> dict[str, list[Wanted]]:
     found: dict[str, list[Wanted]] = defaultdict(list)
     for attempt in unclaimed:
         if attempt.job.current_attempt_id == attempt.pk:
-            found[attempt.host_id].append(Wanted(attempt_id=attempt.pk, fence=attempt.fence))
+            wanted = Wanted(attempt_id=attempt.pk, fence=attempt.fence, needs=needs_of(attempt))
+            found[attempt.host_id].append(wanted)
     return found
 
 

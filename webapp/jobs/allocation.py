@@ -4,7 +4,9 @@ A host runs one job at a time. Runs at submit, at every end of a job, at every b
 the ticker; being called once too often changes nothing.
 """
 
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from typing import Any
 
 from django.db import transaction
 
@@ -13,8 +15,8 @@ from runners.timing import scaled
 from webapp.core.clock import now
 from webapp.hosts.contact import Contact, contact_of
 from webapp.hosts.models import Host, HostState
-from webapp.jobs.models import LIVE_STATES, Command, Event, Job, JobState
-from webapp.jobs.preflight import Check, run_checks
+from webapp.jobs.models import LIVE_STATES, Attempt, Command, Event, Job, JobState
+from webapp.jobs.preflight import run_checks
 from webapp.jobs.transitions import transition
 
 ACTOR = "system:allocator"
@@ -71,19 +73,22 @@ def _take(job: Job, host: Host) -> bool:
         return False
     failed = [check for check in checks if not check.is_ok]
     if failed:
-        _send_back(job, failed)
+        send_back(job, attempt, [check.as_detail() for check in failed])
         return False
     Command.objects.create(host=host, kind="start", attempt=attempt, next_at=now())
     return True
 
 
-def _send_back(job: Job, failed: list[Check]) -> None:
+def send_back(
+    job: Job, attempt: Attempt, failed: Sequence[Mapping[str, Any]], actor: str = ACTOR
+) -> bool:
+    """Queue a job again whose host is not fit for it, or end it after the third time."""
     is_last = len(_failed_preflights(job)) + 1 >= MAX_PREFLIGHTS
-    transition(
+    return transition(
         job,
         JobState.ERROR if is_last else JobState.QUEUED,
-        actor=ACTOR,
-        attempt=job.current_attempt,
+        actor=actor,
+        attempt=attempt,
         reason=Reason.PREFLIGHT_FAILED,
-        detail={"checks": [check.as_detail() for check in failed]},
+        detail={"checks": list(failed)},
     )

@@ -6,6 +6,7 @@ from runners.messages import ClaimRequest, RunRequest
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem
 from webapp.hosts.models import Host
+from webapp.jobs.host_preflight import details, give_back
 from webapp.jobs.models import Attempt, Command, Job, JobState
 from webapp.jobs.transitions import transition
 
@@ -13,9 +14,13 @@ from webapp.jobs.transitions import transition
 def attempt_claim(*, attempt_id: str, host: Host, request: ClaimRequest) -> RunRequest:
     """Return what the attempt runs, to the one claim that gets it, however often it asks.
 
+    A host whose preflight failed gives the attempt back with its claim.
+
     Raises:
-        ConflictProblem: another claim has it, or it is not to be run any more.
+        ConflictProblem: another claim has it, it is not to be run any more, or it was given back.
     """
+    if give_back(attempt_id=attempt_id, host=host, request=request):
+        raise ConflictProblem("preflight_failed", "The attempt was given back to the queue.")
     with transaction.atomic():
         job = Job.objects.select_for_update().filter(attempts=attempt_id, attempts__host=host)
         locked = job.first()
@@ -25,7 +30,8 @@ def attempt_claim(*, attempt_id: str, host: Host, request: ClaimRequest) -> RunR
         attempt.facts = host.facts
         attempt.save(update_fields=["facts"])
         actor = f"host:{host.slug}"
-        transition(locked, JobState.STARTING, actor=actor, attempt=attempt)
+        detail = details(request.checks)
+        transition(locked, JobState.STARTING, actor=actor, attempt=attempt, detail=detail)
         Command.objects.filter(attempt=attempt, kind="start").update(state="acked")
         return _run_request(locked, attempt)
 

@@ -1,4 +1,8 @@
-"""Is the host fit for this job, right now? Checked when a queued job gets its turn."""
+"""Is the host fit for this job, by its last beat? Looked at when a queued job gets its turn.
+
+This look costs nothing and spares the host a start that cannot be; the host itself looks again,
+at what is there at that moment, before it claims (``runners/preflight.py``).
+"""
 
 from typing import Any, NamedTuple
 
@@ -16,10 +20,12 @@ class Check(NamedTuple):
     name: str
     is_ok: bool
     sentence: str
+    remedy: str = ""  # what to do where it is not ok
 
     def as_detail(self) -> dict[str, Any]:
         """Return the check as it stands in an event."""
-        return {"name": self.name, "ok": self.is_ok, "sentence": self.sentence}
+        remedy = "" if self.is_ok else self.remedy
+        return {"name": self.name, "ok": self.is_ok, "sentence": self.sentence, "remedy": remedy}
 
 
 def run_checks(job: Job, host: Host) -> list[Check]:
@@ -29,13 +35,15 @@ def run_checks(job: Job, host: Host) -> list[Check]:
 
 def _state(host: Host) -> Check:
     label = host.get_state_display().lower()
-    return Check("state", host.state == HostState.READY, f"The host is {label}.")
+    remedy = "Let an operator make it ready again on its page, or choose another host."
+    return Check("state", host.state == HostState.READY, f"The host is {label}.", remedy)
 
 
 def _contact(host: Host) -> Check:
     silent = silent_seconds(host)
     words = "has never reported" if silent is None else f"was heard {silent:.0f} s ago"
-    return Check("contact", contact_of(host) is Contact.LIVE, f"The host {words}.")
+    remedy = "See whether the host is on and its agent runs; the job starts when it is back."
+    return Check("contact", contact_of(host) is Contact.LIVE, f"The host {words}.", remedy)
 
 
 def _disk(host: Host) -> Check:
@@ -44,7 +52,7 @@ def _disk(host: Host) -> Check:
     sentence = (
         f"{free / GIB:.1f} GiB of disk are free; a job needs {MIN_FREE_DISK_BYTES / GIB:.0f}."
     )
-    return Check("disk", is_ok, sentence)
+    return Check("disk", is_ok, sentence, "Free some space on the host.")
 
 
 def _memory(job: Job, host: Host) -> Check:
@@ -57,4 +65,5 @@ def _memory(job: Job, host: Host) -> Check:
         f"{available / GIB:.2f} GiB of memory are available; "
         f"the job is predicted to need at least {least / GIB:.2f}."
     )
-    return Check("memory", available >= least, sentence)
+    remedy = "Free memory there, or plan again with a smaller batch or a narrower weight dtype."
+    return Check("memory", available >= least, sentence, remedy)

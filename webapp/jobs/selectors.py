@@ -48,5 +48,5 @@ def _preflight_sentence(job: Job) -> str:
     ).last()
     if failed is None:
         return f"{job.host.name} is free; the job starts within seconds."
-    sentences = [check["sentence"] for check in failed.detail.get("checks", [])]
+    sentences = [check["sentence"] for check in failed.detail.get("checks", []) if not check["ok"]]
     return "The last check failed and is tried again: " + " ".join(sentences)

@@ -15,6 +15,7 @@ from webapp.core.units import clock
 from webapp.hosts.contact import Contact, contact_of, silent_seconds
 from webapp.jobs import figures
 from webapp.jobs.actions import allowed
+from webapp.jobs.checklists import Checked, checks_of, preflight_of
 from webapp.jobs.logs import Line, log_lines
 from webapp.jobs.lookup import load_job
 from webapp.jobs.models import (
@@ -51,6 +52,7 @@ def job_detail(request: HttpRequest, job_id: str) -> HttpResponse:
     """Show a job as it runs, or what came of it."""
     job = load_job(request, job_id)
     context = job_context(request, job, "job-detail") | overview_context(job, draw(job))
+    context["preflight"] = preflight_of(job, context["events"])
     return page_or_regions(request, "jobs/overview.html", "jobs/_overview.html", context)
 
 
@@ -80,7 +82,14 @@ def job_events(request: HttpRequest, job_id: str) -> HttpResponse:
     """Show who did what to the job, and when."""
     job = load_job(request, job_id)
     context = job_context(request, job, "job-events")
+    context["event_rows"] = [_event_row(event) for event in context["events"]]
     return page_or_regions(request, "jobs/events.html", "jobs/_status.html", context)
+
+
+def _event_row(event: Event) -> tuple[Event, tuple[Checked, ...], int]:
+    """Return an event with its checks, and how many of them failed."""
+    checks = checks_of(event)
+    return event, checks, sum(not check.is_ok for check in checks)
 
 
 @require_GET

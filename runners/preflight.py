@@ -1,0 +1,271 @@
+"""Is this host fit for an attempt, right now? Looked at here, before the attempt is claimed.
+
+Every question is answered by what the machine says at this moment. A question that cannot be
+answered counts as a no: an attempt given back costs half a minute, one that dies costs a run.
+"""
+
+import importlib.metadata
+import importlib.util
+import re
+import shutil
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from runners import launch, probe
+from runners.config import HostConfig, HostDir
+from runners.jobspec import ArtefactModel, FolderModel
+from runners.launch import LaunchRefusedError
+from runners.messages import Needs, PreflightCheck
+from runners.supervision import cgroup
+
+GIB = 2**30
+# What a job process imports, by distribution; a compressed dtype needs its library besides.
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
+DTYPE_PACKAGES = {"int8": "torchao", "int4": "bitsandbytes"}
+INSTALL = "Install what is missing on the host: pip install 'slipway[worker,gpu]'."
+_TORCH_CUDA = re.compile(r"^cuda\b[^=]*=\s*'([0-9]+)\.([0-9]+)'", re.MULTILINE)
+_CUDA_UNIT = 1000  # NVML says CUDA 12.4 as 12040
+
+
+class Place(NamedTuple):
+    """This host, as far as an attempt is concerned."""
+
+    host_dir: HostDir
+    config: HostConfig
+    model_roots: Sequence[Path]
+
+
+class Gpu(NamedTuple):
+    """One of the attempt's GPUs as NVML sees it now."""
+
+    number: int
+    uuid: str
+    free_bytes: int
+    foreign_pids: tuple[int, ...]
+
+
+def look(needs: Needs, place: Place) -> tuple[PreflightCheck, ...]:
+    """Return every check of what an attempt needs, done now."""
+    with probe.nvml() as library:
+        return tuple(_checks(needs, place, library))
+
+
+def _checks(needs: Needs, place: Place, library: probe.Library | None) -> Iterator[PreflightCheck]:
+    yield _kind(needs)
+    yield _packages(needs)
+    yield _disk(place)
+    if needs.model is not None:
+        yield _model(needs.model, place)
+    if needs.ports:
+        yield _ports(needs.ports)
+    gpus = gpus_of(needs, library) if library else []
+    if missing := set(needs.gpus) - {gpu.uuid for gpu in gpus}:
+        gone = ", ".join(sorted(missing))[:400]
+        yield _no(
+            "GPUs",
+            f"This host no longer has {gone}, which the job was given.",
+            "See on the host's page which GPUs it reports; cordon the one that is gone.",
+        )
+    if library is None or not gpus:
+        yield _memory(needs)
+        return
+    yield _gpu_memory(needs, gpus)
+    yield _foreign(gpus)
+    yield driver_check(cuda_of_driver(library), cuda_of_torch())
+
+
+def _yes(name: str, sentence: str, **figures: float) -> PreflightCheck:
+    return PreflightCheck(name=name, ok=True, sentence=sentence, figures=figures)
+
+
+def _no(name: str, sentence: str, remedy: str, **figures: float) -> PreflightCheck:
+    return PreflightCheck(name=name, ok=False, sentence=sentence, remedy=remedy, figures=figures)
+
+
+# What every host is asked
+
+
+def _kind(needs: Needs) -> PreflightCheck:
+    if needs.kind in launch.JOB_MODULES:
+        return _yes("kind", f"This host runs {needs.kind} jobs.")
+    known = ", ".join(launch.JOB_MODULES)
+    return _no(
+        "kind",
+        f"This host runs {known}, not {needs.kind}.",
+        "Install the server's version on the host and start its agent again.",
+    )
+
+
+def _packages(needs: Needs) -> PreflightCheck:
+    wanted = (*PACKAGES, *filter(None, [DTYPE_PACKAGES.get(needs.weight_dtype)]))
+    found = {name: _version(name) for name in wanted}
+    missing = [name for name, version in found.items() if version is None]
+    if missing:
+        return _no("packages", f"Not installed here: {', '.join(missing)}.", INSTALL)
+    return _yes("packages", ", ".join(f"{name} {version}" for name, version in found.items()))
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _disk(place: Place) -> PreflightCheck:
+    free, least = shutil.disk_usage(place.host_dir.path).free, place.config.min_free_bytes
+    figures = {"free_bytes": float(free), "needed_bytes": float(least)}
+    sentence = f"{free / GIB:.1f} GiB of disk are free; a job starts with {least / GIB:.1f}."
+    if free >= least:
+        return _yes("disk", sentence, **figures)
+    remedy = 'Free some space on the host, or lower "min_free_bytes" in its config.json.'
+    return _no("disk", sentence, remedy, **figures)
+
+
+def _model(model: FolderModel | ArtefactModel, place: Place) -> PreflightCheck:
+    try:
+        found = launch.confine_model(model, place.model_roots, place.host_dir.attempts)
+    except LaunchRefusedError as refusal:
+        remedy = "Put the model below one of the host's model folders, or choose another model."
+        return _no("model", f"{str(refusal)[:500]}.", remedy)
+    where = getattr(found, "path", None) or "an earlier attempt's output"
+    return _yes("model", f"The model is there: {str(where)[:400]}.")
+
+
+def _ports(ports: Sequence[int]) -> PreflightCheck:
+    taken = [port for port in ports if not _is_free(port)]
+    listed = ", ".join(map(str, taken or ports))
+    if not taken:
+        return _yes("ports", f"Free: {listed}.")
+    return _no(
+        "ports",
+        f"Somebody listens on {listed} already.",
+        "End what listens there, or run the job when it has ended.",
+    )
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as asked:
+        asked.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            asked.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+# Memory
+
+
+def _memory(needs: Needs) -> PreflightCheck:
+    """Hold the predicted peak against what is free and what the control group still allows."""
+    available = psutil.virtual_memory().available
+    room = cgroup.memory_headroom()
+    is_capped = room is not None and room < available
+    have = room if room is not None and is_capped else available
+    whose = "this host's control group allows" if is_capped else "are available"
+    return _enough("memory", f"{have / GIB:.2f} GiB of memory {whose}", have, needs.memory_bytes)
+
+
+def _gpu_memory(needs: Needs, gpus: Sequence[Gpu]) -> PreflightCheck:
+    fullest = min(gpus, key=lambda gpu: gpu.free_bytes)
+    which = f"GPU {fullest.number}" if len(gpus) == 1 else f"GPU {fullest.number}, the fullest,"
+    start = f"{which} has {fullest.free_bytes / GIB:.2f} GiB free"
+    return _enough("GPU memory", start, fullest.free_bytes, needs.memory_bytes)
+
+
+def _enough(name: str, start: str, have: int, need: int) -> PreflightCheck:
+    figures = {"available_bytes": float(have), "needed_bytes": float(need)}
+    if not need:
+        return _yes(name, f"{start}; no peak was predicted for this job.", **figures)
+    sentence = f"{start}; the job is predicted to need at least {need / GIB:.2f}."
+    if have >= need:
+        return _yes(name, sentence, **figures)
+    remedy = (
+        f"Free {(need - have) / GIB:.2f} GiB there, or plan again with a smaller batch or a "
+        "narrower weight dtype."
+    )
+    return _no(name, sentence, remedy, **figures)
+
+
+# GPUs
+
+
+def gpus_of(needs: Needs, library: probe.Library) -> list[Gpu]:
+    """Return the GPUs that an attempt was given, as they are now; without a list, all of them."""
+    loads = {load.uuid: load for load in probe.gpu_loads(library)}
+    return [
+        Gpu(
+            gpu.index,
+            gpu.uuid,
+            gpu.memory_bytes - loads[gpu.uuid].memory_used_bytes,
+            loads[gpu.uuid].foreign_pids,
+        )
+        for gpu in probe.gpu_facts(library)
+        if not needs.gpus or gpu.uuid in needs.gpus
+    ]
+
+
+def _foreign(gpus: Sequence[Gpu]) -> PreflightCheck:
+    """Find processes that no attempt of ours started; they are told, never killed."""
+    found = [f"{who(pid)} on GPU {gpu.number}" for gpu in gpus for pid in gpu.foreign_pids]
+    if not found:
+        return _yes("foreign processes", "Nobody else uses its GPUs.")
+    return _no(
+        "foreign processes",
+        f"Somebody else uses its GPUs: {'; '.join(found)[:480]}.",
+        "Ask whoever started them to end them, or cordon those GPUs.",
+        processes=float(len(found)),
+    )
+
+
+def who(pid: int) -> str:
+    """Return a process as a person knows it: its number, its name, whose it is."""
+    try:
+        process = psutil.Process(pid)
+        return f"process {pid} ({process.name()}, {process.username()})"
+    except psutil.Error:
+        return f"process {pid}"
+
+
+def cuda_of_driver(library: probe.Library) -> tuple[int, int] | None:
+    """Return the newest CUDA that the driver runs, or None where it does not tell."""
+    try:
+        version = int(library.nvmlSystemGetCudaDriverVersion_v2())
+    except (AttributeError, library.NVMLError):
+        return None
+    return version // _CUDA_UNIT, version % _CUDA_UNIT // 10
+
+
+def cuda_of_torch() -> tuple[int, int] | None:
+    """Return the CUDA that torch was built with, read without loading it; None: without any."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return None
+    version = Path(found.origin).with_name("version.py")
+    built = _TORCH_CUDA.search(version.read_text()) if version.exists() else None
+    return (int(built[1]), int(built[2])) if built else None
+
+
+def driver_check(driver: tuple[int, int] | None, torch: tuple[int, int] | None) -> PreflightCheck:
+    """Judge whether the driver runs what torch was built with.
+
+    Within one major version of CUDA an older driver runs what newer minor versions built.
+
+    Source: NVIDIA, CUDA Compatibility, "Minor Version Compatibility".
+    """
+    if torch is None:
+        remedy = "Install a torch with CUDA on the host, as pytorch.org says for its driver."
+        return _no("driver", "torch is built without CUDA, so no GPU would be used.", remedy)
+    built = f"torch is built with CUDA {torch[0]}.{torch[1]}"
+    if driver is None:
+        return _no("driver", f"{built}, and the driver does not say what it runs.", _UPDATE)
+    sentence = f"{built}; the driver runs up to {driver[0]}.{driver[1]}."
+    return _yes("driver", sentence) if driver[0] >= torch[0] else _no("driver", sentence, _UPDATE)
+
+
+_UPDATE = "Install a newer driver on the host, or a torch that is built for this one."

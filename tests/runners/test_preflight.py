@@ -1,0 +1,221 @@
+"""What a host looks at before it claims: this machine as it is, and GPUs in NVML's shape."""
+
+import importlib.metadata
+import socket
+import subprocess
+import sys
+import types
+
+import psutil
+import pytest
+
+from runners import preflight, probe
+from runners.config import HostConfig
+from runners.jobspec import ArtefactModel, FolderModel
+from runners.messages import Needs, PreflightCheck
+from runners.preflight import GIB, Place, cuda_of_torch, driver_check, look
+from runners.supervision import procfs
+from tests.runners.test_probe import recorded_nvml
+
+UUID = "GPU-5b5f4dd2-0000"
+EVERYWHERE = {"kind", "packages", "disk", "memory"}
+
+
+@pytest.fixture
+def place(host_dir) -> Place:
+    return Place(host_dir, HostConfig(), (host_dir.models,))
+
+
+def checked(needs: Needs, place: Place) -> dict[str, PreflightCheck]:
+    return {check.name: check for check in look(needs, place)}
+
+
+def test_this_machine_is_fit_for_a_small_job(place):
+    found = checked(Needs(kind="train", memory_bytes=2**20), place)
+
+    assert set(found) >= EVERYWHERE
+    assert [check.sentence for check in found.values() if not check.ok] == []
+
+
+def test_a_kind_that_this_host_does_not_run_names_the_ones_it_does(place):
+    check = checked(Needs(kind="serve"), place)["kind"]
+
+    assert (check.ok, "train, quantize, benchmark" in check.sentence) == (False, True)
+
+
+def test_more_memory_than_there_is_names_both_figures_and_the_gap(place):
+    needed = psutil.virtual_memory().total + GIB
+
+    check = checked(Needs(kind="train", memory_bytes=needed), place)["memory"]
+
+    assert not check.ok
+    assert check.figures["needed_bytes"] == needed > check.figures["available_bytes"] > 0
+    assert check.remedy.startswith("Free ")
+
+
+def test_a_full_disk_says_what_a_job_starts_with(host_dir):
+    strict = Place(host_dir, HostConfig(min_free_bytes=2**60), (host_dir.models,))
+
+    check = checked(Needs(kind="train"), strict)["disk"]
+
+    assert (check.ok, "min_free_bytes" in check.remedy) == (False, True)
+
+
+def test_a_dtype_asks_for_its_library(place):
+    check = checked(Needs(kind="quantize", weight_dtype="int8"), place)["packages"]
+
+    assert f"torchao {importlib.metadata.version('torchao')}" in check.sentence
+
+
+def test_a_missing_package_is_named(place, monkeypatch):
+    monkeypatch.setattr(preflight, "PACKAGES", ("torch", "no-such-distribution"))
+
+    check = checked(Needs(kind="train"), place)["packages"]
+
+    assert (check.ok, check.sentence) == (False, "Not installed here: no-such-distribution.")
+
+
+def test_a_model_below_a_root_is_found(place, host_dir):
+    (host_dir.models / "llama").mkdir()
+
+    check = checked(Needs(kind="benchmark", model=FolderModel(path="llama")), place)["model"]
+
+    assert check.ok
+
+
+@pytest.mark.parametrize(
+    "model",
+    [FolderModel(path="mistral"), FolderModel(path="/etc"), ArtefactModel(attempt_id="gone")],
+    ids=["absent", "outside", "earlier attempt"],
+)
+def test_a_model_that_cannot_be_read_fails_its_check(place, model):
+    assert not checked(Needs(kind="benchmark", model=model), place)["model"].ok
+
+
+def test_a_port_that_somebody_listens_on_is_taken(place):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        check = checked(Needs(kind="train", ports=(port,)), place)["ports"]
+
+    assert (check.ok, str(port) in check.sentence) == (False, True)
+
+
+def test_a_free_port_passes(place):
+    with socket.socket() as asked:
+        asked.bind(("", 0))
+        port = asked.getsockname()[1]
+
+    assert checked(Needs(kind="train", ports=(port,)), place)["ports"].ok
+
+
+# GPUs: NVML's recorded shape stands where no GPU is
+
+
+def with_gpus(monkeypatch, num_gpus: int = 1, driver: int = 12040) -> types.SimpleNamespace:
+    library = recorded_nvml(num_gpus)
+    library.nvmlSystemGetCudaDriverVersion_v2 = lambda: driver
+    library.nvmlShutdown = lambda: None
+    monkeypatch.setattr(probe, "_initialised_nvml", lambda: library)
+    return library
+
+
+def test_the_fullest_of_its_gpus_decides(place, monkeypatch):
+    library = with_gpus(monkeypatch, 2)
+    full = types.SimpleNamespace(total=80 * GIB, used=79 * GIB)
+    empty = types.SimpleNamespace(total=80 * GIB, used=0)
+    library.nvmlDeviceGetMemoryInfo = lambda index: full if index else empty
+
+    check = checked(Needs(kind="train", memory_bytes=2 * GIB), place)["GPU memory"]
+
+    assert not check.ok
+    assert check.sentence.startswith("GPU 1, the fullest, has 1.00 GiB free")
+
+
+def test_only_the_gpus_that_it_was_given_are_looked_at(place, monkeypatch):
+    with_gpus(monkeypatch, 4)
+
+    gpus = preflight.gpus_of(Needs(kind="train", gpus=(UUID,)), recorded_nvml(4))
+
+    assert [gpu.uuid for gpu in gpus] == [UUID]
+
+
+def test_a_gpu_that_is_gone_is_named(place, monkeypatch):
+    with_gpus(monkeypatch)
+
+    check = checked(Needs(kind="train", gpus=(UUID, "GPU-gone")), place)["GPUs"]
+
+    assert "GPU-gone" in check.sentence
+    assert UUID not in check.sentence
+
+
+def test_a_foreign_process_on_a_gpu_is_told_by_number_name_and_owner(place, monkeypatch):
+    with_gpus(monkeypatch)
+    me = psutil.Process()
+
+    check = checked(Needs(kind="train"), place)["foreign processes"]
+
+    assert not check.ok
+    assert f"process {me.pid} ({me.name()}, {me.username()}) on GPU 0" in check.sentence
+
+
+def test_processes_of_our_own_jobs_are_not_foreign(place, monkeypatch):
+    with_gpus(monkeypatch)
+    monkeypatch.setattr(procfs, "is_marked", lambda _: True)
+
+    assert checked(Needs(kind="train"), place)["foreign processes"].ok
+
+
+@pytest.mark.parametrize(
+    ("driver", "torch", "is_ok"),
+    [
+        ((12, 4), (12, 4), True),
+        ((12, 4), (12, 8), True),  # minor version compatibility
+        ((13, 0), (12, 8), True),
+        ((11, 8), (12, 1), False),
+        (None, (12, 1), False),
+        ((12, 4), None, False),
+    ],
+)
+def test_a_driver_runs_what_its_major_version_built(driver, torch, is_ok):
+    assert driver_check(driver, torch).ok is is_ok
+
+
+def test_the_driver_says_its_cuda_in_one_number():
+    library = types.SimpleNamespace(nvmlSystemGetCudaDriverVersion_v2=lambda: 12080)
+
+    assert preflight.cuda_of_driver(library) == (12, 8)
+
+
+def test_torchs_cuda_is_read_from_its_own_file(tmp_path, monkeypatch):
+    (tmp_path / "version.py").write_text("debug = False\ncuda: Optional[str] = '12.8'\n")
+    spec = types.SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: spec)
+
+    assert cuda_of_torch() == (12, 8)
+
+
+def test_the_installed_torch_says_what_its_version_says():
+    is_cpu = "+cpu" in importlib.metadata.version("torch")
+
+    assert (cuda_of_torch() is None) is is_cpu
+
+
+LOOK = """
+import sys
+from pathlib import Path
+from runners import preflight
+from runners.config import HostConfig, HostDir
+from runners.messages import Needs
+host_dir = HostDir(Path(sys.argv[1]))
+preflight.look(Needs(kind="train"), preflight.Place(host_dir, HostConfig(), (host_dir.models,)))
+print("torch" in sys.modules)
+"""
+
+
+def test_looking_loads_no_torch(host_dir):
+    command = [sys.executable, "-c", LOOK, str(host_dir.path)]
+
+    assert subprocess.run(command, capture_output=True, check=True).stdout == b"False\n"

@@ -1,0 +1,64 @@
+"""The host's own look before it claims: what it is asked to find, and what its answer does."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.db import transaction
+
+from runners.messages import ClaimRequest, Needs, PreflightCheck
+from webapp.core.clock import now
+from webapp.hosts.models import Host
+from webapp.jobs.allocation import send_back
+from webapp.jobs.models import Attempt, Command, Job, JobState
+from webapp.jobs.services import new_attempt
+
+ON_DISK = frozenset({"folder", "artefact"})  # sources of models that must be on the host
+
+
+def needs_of(attempt: Attempt) -> Needs:
+    """Return what an attempt takes of its host."""
+    spec: dict[str, Any] = attempt.job.spec
+    peak = attempt.job.prediction.get("peak_memory_bytes") or {}
+    model = spec.get("model") or {}
+    return Needs.model_validate(
+        {
+            "kind": attempt.job.kind,
+            "weight_dtype": spec.get("weight_dtype") or "",
+            "memory_bytes": int(peak.get("low") or peak.get("value") or 0),
+            "model": model if model.get("source") in ON_DISK else None,
+        }
+    )
+
+
+def details(checks: Sequence[PreflightCheck]) -> dict[str, Any]:
+    """Return the checks as they stand in an event; nothing where none were made."""
+    return {"checks": [check.model_dump(mode="json") for check in checks]} if checks else {}
+
+
+def give_back(*, attempt_id: str, host: Host, request: ClaimRequest) -> bool:
+    """Send a job back whose host found itself unfit, with every check; False where it is fit.
+
+    The attempt ends: the folder on the host is buried, and the next try has one of its own.
+    """
+    if all(check.ok for check in request.checks):
+        return False
+    with transaction.atomic():
+        attempt = (
+            Attempt.objects.filter(
+                pk=attempt_id, host=host, fence=request.fence, claimed_at=None, ended_at=None
+            )
+            .select_related("job")
+            .first()
+        )
+        if attempt is None:
+            return True
+        job = Job.objects.select_for_update().get(pk=attempt.job_id)
+        is_back = job.state == JobState.PREFLIGHT and send_back(
+            job, attempt, details(request.checks)["checks"], actor=f"host:{host.slug}"
+        )
+        if is_back:
+            Attempt.objects.filter(pk=attempt.pk).update(ended_at=now())
+            Command.objects.filter(attempt=attempt).exclude(state="acked").update(state="dead")
+            if job.state == JobState.QUEUED:
+                new_attempt(job)
+    return True
