@@ -6,7 +6,16 @@ allow-list (``runners/attempts.py``); the job process reads it from ``spec.json`
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 WeightDtype = Literal["fp32", "bf16", "fp16", "int8", "int4"]
 ComputeDtype = Literal["fp32", "bf16", "fp16"]
@@ -113,4 +122,28 @@ class BenchmarkSpec(JobDocument):
     seed: int = 17
 
 
-JobSpec = Annotated[TrainSpec | QuantizeSpec | BenchmarkSpec, Field(discriminator="kind")]
+class DrillSpec(JobDocument):
+    """Rehearse a job without a model: short steps, some figures, and an ending of one's choice.
+
+    A server runs drills only where its operator allowed them.
+    """
+
+    kind: Literal["drill"] = "drill"
+    steps: PositiveInt = Field(default=20, le=100_000)
+    step_seconds: NonNegativeFloat = Field(default=0.1, le=60.0)
+    log_bytes_per_step: NonNegativeInt = Field(default=0, le=64 * 1024**2)
+    memory_bytes: NonNegativeInt = Field(default=0, le=1024**4)  # taken before the first step
+    ending: Literal["well", "exit_code", "signal", "oom_gpu", "missing_model"] = "well"
+    exit_code: int = Field(default=7, ge=1, le=255)
+    signal_number: int = Field(default=11, ge=1, le=31)
+    ignores_stop: bool = False
+    daemons: NonNegativeInt = Field(default=0, le=64)  # left behind, deaf to SIGTERM
+    forks_per_second: NonNegativeInt = Field(default=0, le=1000)  # once it is told to stop
+
+
+ModelSpec = Annotated[
+    TrainSpec | QuantizeSpec | BenchmarkSpec, Field(discriminator="kind")
+]  # what works on a model
+JobSpec = Annotated[
+    TrainSpec | QuantizeSpec | BenchmarkSpec | DrillSpec, Field(discriminator="kind")
+]

@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from runners import supervisor
-from runners.jobspec import ArtefactModel, FolderModel, JobSpec, ModelRef
+from runners.jobspec import ArtefactModel, DrillSpec, FolderModel, JobSpec, ModelRef
 from runners.reasons import Reason
 
 JOB_MODULES: Mapping[str, str] = {
     "train": "runners.jobs.train",
     "quantize": "runners.jobs.quantize",
     "benchmark": "runners.jobs.benchmark",
+    "drill": "runners.jobs.drill",
 }
 # What a job may see of the agent's environment; credentials are not among it.
 PASSED_VARIABLES = (
@@ -73,6 +74,8 @@ def confine(spec: JobSpec, roots: Sequence[Path], attempts_dir: Path) -> JobSpec
     Raises:
         LaunchRefusedError: the folder is outside of every root, or is not there.
     """
+    if isinstance(spec, DrillSpec):
+        return spec
     return spec.model_copy(update={"model": confine_model(spec.model, roots, attempts_dir)})
 
 

@@ -131,6 +131,8 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 REDIS_URL = os.environ.get("REDIS_URL", f"unix://{DATA_DIR / 'redis.sock'}")
 # What hosts on other machines are told; without it they work over HTTP alone.
 HOST_REDIS_URL = os.environ.get("SLIPWAY_HOST_REDIS_URL") or None
+# Rehearsed jobs, which take a host's turn without a model: only where an operator wants them.
+ALLOWS_DRILLS = os.environ.get("SLIPWAY_DRILLS") == "1"
 ARTEFACTS_DIR = DATA_DIR / "artefacts"
 
 LANGUAGE_CODE = "en-gb"

@@ -72,9 +72,11 @@ class Job:
         return path
 
 
-def run_job(kind: str, work: Callable[[Job], None]) -> None:
+def run_job(
+    kind: str, work: Callable[[Job], None], prepare: Callable[[], None] | None = None
+) -> None:
     """Run ``work`` on the attempt folder in argv and exit: 0 done, 3 bad input."""
-    prepare_process()
+    (prepare or prepare_process)()
     try:
         job = open_job(Path(_only_argument(kind)), kind)
         try:

@@ -13,6 +13,7 @@ from runners.jobspec import (
     ArtefactModel,
     BenchmarkSpec,
     DemoModel,
+    DrillSpec,
     FolderModel,
     QuantizeSpec,
     RandomModel,
@@ -40,6 +41,7 @@ def resolve(path: str, roots: tuple[Path, ...]) -> str:
         (TrainSpec(), "runners.jobs.train"),
         (QuantizeSpec(model=DemoModel()), "runners.jobs.quantize"),
         (BenchmarkSpec(model=DemoModel()), "runners.jobs.benchmark"),
+        (DrillSpec(), "runners.jobs.drill"),
     ],
 )
 def test_each_kind_of_job_has_its_own_module(spec, module):

@@ -72,6 +72,7 @@ BY_KIND: dict[str, tuple[ChartSpec, ...]] = {
     "train": (LOSS, TOKENS, MEMORY, PROCESSOR),
     "benchmark": (PREFILL, DECODE, MEMORY, PROCESSOR),
     "quantize": (PREFILL, DECODE, MEMORY, PROCESSOR),
+    "drill": (LOSS, MEMORY, PROCESSOR),
 }
 _UNITS_BY_SUFFIX = (
     ("_seconds", "seconds", "s", 1.0),

@@ -18,7 +18,7 @@ from planner.specs.estimate import EstimateRequest
 from planner.specs.plan import PlanRequest
 from planner.specs.strategy import Strategy
 from planner.specs.workload import GenerateWorkload, Workload
-from runners.jobspec import BenchmarkSpec, JobSpec, QuantizeSpec, TrainSpec
+from runners.jobspec import BenchmarkSpec, ModelSpec, QuantizeSpec, TrainSpec
 from webapp.hosts.models import Host
 from webapp.jobs.models import Job, JobState, Measurement
 
@@ -31,7 +31,7 @@ PLANNER_NAMES = {
     "step_seconds": "step_seconds",
     "peak_memory_bytes": "per_device_peak_bytes",
 }
-_SPEC: TypeAdapter[JobSpec] = TypeAdapter(JobSpec)
+_SPEC: TypeAdapter[ModelSpec] = TypeAdapter(ModelSpec)
 
 
 class Question(NamedTuple):

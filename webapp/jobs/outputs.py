@@ -4,12 +4,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from runners.jobspec import ArtefactModel, DemoModel, JobSpec, RandomModel, TrainSpec
+from runners.jobspec import ArtefactModel, DemoModel, ModelSpec, RandomModel, TrainSpec
 from webapp.jobs.models import Artefact, Attempt, Job
 from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
 
-_SPEC: TypeAdapter[JobSpec] = TypeAdapter(JobSpec)
+_SPEC: TypeAdapter[ModelSpec] = TypeAdapter(ModelSpec)
 
 
 def register_models(job: Job, attempt: Attempt) -> list[TeamModel]:
@@ -40,7 +40,7 @@ def _register(job: Job, attempt: Attempt, artefact: Artefact) -> TeamModel:
     return model
 
 
-def _source_model(job: Job, spec: JobSpec) -> TeamModel | None:
+def _source_model(job: Job, spec: ModelSpec) -> TeamModel | None:
     """Return the team's model that the job began with, where it is one."""
     if not isinstance(spec.model, ArtefactModel):
         return None
@@ -49,7 +49,7 @@ def _source_model(job: Job, spec: JobSpec) -> TeamModel | None:
     ).first()
 
 
-def _config(job: Job, spec: JobSpec, source: TeamModel | None) -> dict[str, Any]:
+def _config(job: Job, spec: ModelSpec, source: TeamModel | None) -> dict[str, Any]:
     """Return the config of the new model: that of the model that the job began with."""
     if isinstance(spec.model, DemoModel):
         return _trained_demo(spec.model, spec)
@@ -61,7 +61,7 @@ def _config(job: Job, spec: JobSpec, source: TeamModel | None) -> dict[str, Any]
     return asked if isinstance(asked, dict) else {}
 
 
-def _trained_demo(model: DemoModel, spec: JobSpec) -> dict[str, Any]:
+def _trained_demo(model: DemoModel, spec: ModelSpec) -> dict[str, Any]:
     """Return the demo model's config; it knows no position beyond those that it was shown."""
     positions = model.max_position_embeddings
     if isinstance(spec, TrainSpec):
@@ -69,10 +69,10 @@ def _trained_demo(model: DemoModel, spec: JobSpec) -> dict[str, Any]:
     return {**demo_config(model), "max_position_embeddings": positions}
 
 
-def _dtype(spec: JobSpec) -> str:
+def _dtype(spec: ModelSpec) -> str:
     return spec.compute_dtype if isinstance(spec, TrainSpec) else spec.weight_dtype
 
 
-def _name(job: Job, spec: JobSpec, source: TeamModel | None) -> str:
+def _name(job: Job, spec: ModelSpec, source: TeamModel | None) -> str:
     base = source.name if source else job.model_name or job.name
     return base if isinstance(spec, TrainSpec) else f"{base}, {_dtype(spec)}"[:120]

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.db.models import Max
 
-from runners.jobspec import JobSpec
+from runners.jobspec import DrillSpec, JobSpec
 from runners.reasons import Reason
 from webapp.accounts.models import Team
 from webapp.core.clock import now
@@ -41,12 +42,14 @@ def job_create(  # noqa: PLR0913 (keyword-only: each is a column that the caller
     """Return a new draft, or the job that an earlier call with the same key made.
 
     Raises:
-        InvalidProblem: the host belongs to another team, is retired or only planned for.
+        InvalidProblem: the host belongs to another team, is retired or only planned for, or
+            it is a drill and this server allows none.
         ConflictProblem: another team used the key.
     """
     if known := _known(team, idempotency_key):
         return known
     _check_host(team, host)
+    _check_kind(spec)
     job = Job(
         team=team,
         owner=owner,
@@ -95,6 +98,14 @@ def _check_host(team: Team, host: Host) -> None:
         )
     if host.state == HostState.RETIRED:
         raise InvalidProblem("retired_host", f"{host.name} is retired; choose another host.")
+
+
+def _check_kind(spec: JobSpec) -> None:
+    if isinstance(spec, DrillSpec) and not settings.ALLOWS_DRILLS:
+        raise InvalidProblem(
+            "drills_off",
+            "This server runs no drills. Its operator allows them with SLIPWAY_DRILLS=1.",
+        )
 
 
 def job_submit(*, job: Job, by: str) -> Job:

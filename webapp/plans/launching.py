@@ -17,8 +17,8 @@ from runners.jobspec import (
     BenchmarkSpec,
     DemoModel,
     FolderModel,
-    JobSpec,
     ModelRef,
+    ModelSpec,
     QuantizeSpec,
     RandomModel,
     TrainSpec,
@@ -60,7 +60,7 @@ class Launch(NamedTuple):
     """Everything that a job is made of."""
 
     host: Host
-    spec: JobSpec
+    spec: ModelSpec
     model_name: str
     best: PlannedStrategy
     prediction: dict[str, dict[str, Any]]
@@ -191,7 +191,7 @@ def _team_model_ref(model: TeamModel, host: Host | None) -> ModelRef:
 # The program
 
 
-def _spec(draft: Draft, model: ModelRef, best: PlannedStrategy) -> JobSpec:
+def _spec(draft: Draft, model: ModelRef, best: PlannedStrategy) -> ModelSpec:
     """Return the typed document that the host runs."""
     goal = draft["goal"]["goal"]
     if best.cluster.num_devices > 1 and _uses_many(best):
@@ -307,7 +307,7 @@ def _train_fields(values: dict[str, Any], best: PlannedStrategy) -> dict[str, An
     }
 
 
-def _max_duration(spec: JobSpec) -> float | None:
+def _max_duration(spec: ModelSpec) -> float | None:
     """Return after how many seconds the job is ended, where its length is known."""
     if isinstance(spec, TrainSpec) and spec.time_budget_seconds:
         return spec.time_budget_seconds * TRAINING_SHARE + GRACE_SECONDS
@@ -318,7 +318,7 @@ def _max_duration(spec: JobSpec) -> float | None:
 
 
 def _prediction(
-    spec: JobSpec, best: PlannedStrategy, question: Question
+    spec: ModelSpec, best: PlannedStrategy, question: Question
 ) -> dict[str, dict[str, Any]]:
     """Return the figures that the job will measure, as the planner expects them."""
     if isinstance(spec, TrainSpec):
