@@ -221,6 +221,14 @@ class ClaimRequest(Message):
     checks: tuple[PreflightCheck, ...] = Field(default=(), max_length=32)
 
 
+class RunDevice(Message):
+    """A device that an attempt holds: what it computes on, and nothing else."""
+
+    kind: Literal["gpu", "cpu"]
+    index: NonNegativeInt
+    uuid: str
+
+
 class RunRequest(Message):
     """What a claimed attempt has to run; it becomes ``spec.json`` of the attempt folder."""
 
@@ -229,6 +237,7 @@ class RunRequest(Message):
     number: PositiveInt
     fence: str
     spec: JobSpec
+    devices: tuple[RunDevice, ...] = ()
     max_duration_seconds: float | None = None
 
 

@@ -32,6 +32,7 @@ from webapp.accounts.models import Membership, Role, Team
 from webapp.hosts.beats import host_beat
 from webapp.hosts.models import Host
 from webapp.hosts.services import host_enroll, token_create
+from webapp.jobs.allocation import attempts_make
 from webapp.jobs.claims import attempt_claim
 from webapp.jobs.models import Attempt, Job
 from webapp.jobs.services import job_create, job_submit
@@ -188,6 +189,13 @@ def draft(team, alice, host) -> Job:
 def job(draft) -> Job:
     """A submitted job, given to its host, not yet claimed."""
     return job_submit(job=draft, by="alice")
+
+
+def new_attempt(job: Job) -> Attempt:
+    """Return the job's next attempt on its host, which holds no device."""
+    host = job.shown_host
+    assert host is not None
+    return attempts_make(job=job, gang=[(host, ())])[0]
 
 
 def claim(attempt: Attempt, claim_id: str = "folder-1", **changes):

@@ -79,10 +79,10 @@ def _stuck_jobs(user: User | AnonymousUser) -> list[Attention]:
             "warn",
             "triangle",
             f"{job.name} has waited for {clock((now() - job.queued_at).total_seconds())}",
-            f"It waits for {job.host.name}.",
+            f"It waits for {job.place}.",
             reverse("job-detail", args=[job.pk]),
             "See why",
         )
-        for job in late.select_related("host")[:MOST]
+        for job in late.select_related("host", "requested_host", "pool")[:MOST]
         if job.queued_at
     ]

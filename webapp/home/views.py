@@ -26,7 +26,8 @@ SHORTEST = 2
 @require_GET
 def home(request: HttpRequest) -> HttpResponse:
     """Show what needs a person first, then what runs, then how good the predictions are."""
-    jobs = Job.objects.visible_to(request.user).filter(deleted_at=None).select_related("host")
+    visible = Job.objects.visible_to(request.user).filter(deleted_at=None)
+    jobs = visible.select_related("host", "requested_host", "pool")
     running = list(jobs.filter(state__in=[*LIVE_STATES, JobState.QUEUED])[:MOST])
     attention = attention_for(request.user)
     hosts = Host.objects.visible_to(request.user).exclude(state=HostState.RETIRED)

@@ -9,7 +9,8 @@ from django.http import HttpRequest, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.html import format_html
 
-from webapp.hosts.models import EnrolmentToken, Host, HostState
+from webapp.core.read_only import ReadOnlyAdmin
+from webapp.hosts.models import Device, EnrolmentToken, Host, HostState, Pool
 from webapp.hosts.services import host_set_state, token_create, token_revoke
 
 CHANGEABLE = ["name", "pool", "labels", "state"]
@@ -53,6 +54,24 @@ class HostAdmin(admin.ModelAdmin[Host]):
         link = reverse("admin:hosts_enrolmenttoken_add")
         messages.info(request, "A host adds itself with a one-time token. Make one here.")
         return HttpResponseRedirect(link)
+
+
+@admin.register(Pool)
+class PoolAdmin(admin.ModelAdmin[Pool]):
+    """Hosts that take jobs from one queue, and the teams that may launch there."""
+
+    list_display = ["name", "slug", "team"]
+    list_filter = ["team"]
+    filter_horizontal = ["shared_with"]
+
+
+@admin.register(Device)
+class DeviceAdmin(ReadOnlyAdmin):
+    """What hosts say they compute on."""
+
+    list_display = ["host", "kind", "index", "name", "memory_bytes", "is_present", "cordoned_at"]
+    list_filter = ["kind", "is_present"]
+    search_fields = ["uuid", "host__name"]
 
 
 @admin.register(EnrolmentToken)

@@ -14,14 +14,15 @@ from runners.messages import AttemptStatus, Beat, BeatReply, StopOrder, Wanted
 from runners.reasons import Reason
 from webapp.core.clock import now, now_ms
 from webapp.hosts.contact import contact_of
-from webapp.hosts.models import Host, HostState
-from webapp.jobs.allocation import allocate_host
+from webapp.hosts.models import Host, HostState, Pool
+from webapp.hosts.pools import devices_sync
+from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.host_preflight import needs_of
 from webapp.jobs.lost import end_unknown_attempts
 from webapp.jobs.models import LIVE_STATES, Attempt, Event, Job, JobState
 from webapp.live.publish import publish_host_states
 
-READ = ("team", "slug", "state", "microbench")
+READ = ("team", "pool", "slug", "state", "microbench")
 
 
 class Spoken(NamedTuple):
@@ -93,6 +94,8 @@ def _apply(host: Host, beat: Beat) -> None:
     for name, value in changes.items():
         setattr(host, name, value)
     Host.objects.filter(pk=host.pk).update(**changes)
+    if beat.facts is not None:
+        devices_sync(host, beat.facts)
     if host.state != before:
         _announce(host, before)
 
@@ -128,10 +131,11 @@ def _announce(host: Host, before: str) -> None:
 
 
 def _allocate(hosts: Mapping[str, Host]) -> None:
-    """Give each of the hosts that somebody waits for its next job."""
-    waited_for = Job.objects.filter(host__in=hosts, state=JobState.QUEUED, deleted_at=None)
-    for host_id in waited_for.order_by().values_list("host", flat=True).distinct():
-        allocate_host(hosts[host_id])
+    """Serve the pools of these hosts in which somebody waits."""
+    pools = {host.pool_id for host in hosts.values()}
+    waited_for = Job.objects.filter(pool__in=pools, state=JobState.QUEUED, deleted_at=None)
+    for pool in Pool.objects.filter(pk__in=waited_for.order_by().values("pool")):
+        allocate_pool(pool)
 
 
 def _known(spoken: Sequence[Spoken]) -> dict[str, Attempt]:

@@ -1,9 +1,10 @@
-"""GPU hosts and the one-time tokens that enrol them."""
+"""GPU hosts in their pools, their devices, and the one-time tokens that enrol them."""
 
 from django.conf import settings
 from django.db import models
 
-from webapp.accounts.models import TeamOwned
+from webapp.accounts.models import Team, TeamOwned
+from webapp.core.ids import UlidModel
 
 
 class HostState(models.TextChoices):
@@ -17,6 +18,22 @@ class HostState(models.TextChoices):
     RETIRED = "retired", "Retired"
 
 
+class Pool(TeamOwned):
+    """Hosts that take jobs from one queue."""
+
+    name = models.CharField(max_length=40)
+    slug = models.SlugField(max_length=40)
+    shared_with = models.ManyToManyField(Team, blank=True, related_name="shared_pools")
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [models.UniqueConstraint(fields=["team", "slug"], name="one_pool_slug")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class Host(TeamOwned):
     """A machine that runs jobs (``agent``) or is only planned for (``virtual``)."""
 
@@ -26,7 +43,7 @@ class Host(TeamOwned):
         max_length=16, choices=[("agent", "Agent"), ("virtual", "Virtual")], default="agent"
     )
     state = models.CharField(max_length=20, choices=HostState, default=HostState.PENDING)
-    pool = models.CharField(max_length=40, default="default")
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="hosts")
     labels = models.JSONField(default=dict, blank=True)
     facts = models.JSONField(default=dict, blank=True)  # runners.messages.HostFacts
     microbench = models.JSONField(default=dict, blank=True)  # runners.messages.Microbench
@@ -50,11 +67,33 @@ class Host(TeamOwned):
         return self.name
 
 
+class Device(UlidModel):
+    """What a job holds while it runs: a GPU, or the processor of a host that has no GPU."""
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="devices")
+    index = models.PositiveIntegerField()
+    kind = models.CharField(max_length=8, choices=[("gpu", "GPU"), ("cpu", "CPU")])
+    uuid = models.CharField(max_length=80)  # NVML's; a processor's is "cpu"
+    name = models.CharField(max_length=120)
+    memory_bytes = models.PositiveBigIntegerField()
+    is_present = models.BooleanField(default=True)  # as the host's last facts say
+    cordoned_at = models.DateTimeField(null=True, blank=True)
+    cordoned_by = models.CharField(max_length=80, blank=True)
+    cordon_reason = models.CharField(max_length=200, blank=True)
+
+    class Meta:
+        ordering = ["host", "index", "id"]
+        constraints = [models.UniqueConstraint(fields=["host", "uuid"], name="one_device_uuid")]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.index} of {self.host_id}"
+
+
 class EnrolmentToken(TeamOwned):
     """A one-time right to become a host: hashed at rest, at most an hour old, revocable."""
 
     name = models.CharField(max_length=80)
-    pool = models.CharField(max_length=40, default="default")
+    pool = models.CharField(max_length=40, default="default")  # slug; made where there is none
     labels = models.JSONField(default=dict, blank=True)
     token_hash = models.CharField(max_length=64, unique=True)
     created_by = models.ForeignKey(

@@ -17,6 +17,7 @@ from webapp.core.clock import now, now_ms
 from webapp.core.problems import ConflictProblem, InvalidProblem, UnauthorizedProblem
 from webapp.hosts.contact import BEAT_SECONDS
 from webapp.hosts.models import EnrolmentToken, Host, HostState
+from webapp.hosts.pools import DEFAULT, devices_sync, pool_ensure
 from webapp.jobs.models import Event
 
 TOKEN_LIFETIME = timedelta(hours=1)
@@ -36,7 +37,7 @@ def token_create(
     team: Team,
     by: User | None,
     name: str,
-    pool: str = "default",
+    pool: str = DEFAULT,
     labels: Mapping[str, str] | None = None,
 ) -> tuple[EnrolmentToken, str]:
     """Return a one-time enrolment token, valid for an hour, and its text, shown only now."""
@@ -112,7 +113,11 @@ def _host_of(token: EnrolmentToken, request: EnrollRequest) -> Host:
             return known
     name = request.name or token.name or request.facts.hostname
     return Host(
-        team=token.team, name=name, slug=_free_slug(name), pool=token.pool, labels=token.labels
+        team=token.team,
+        name=name,
+        slug=_free_slug(name),
+        pool=pool_ensure(team=token.team, slug=token.pool),
+        labels=token.labels,
     )
 
 
@@ -135,6 +140,7 @@ def _write_identity(host: Host, request: EnrollRequest, credential: str) -> None
     if host.state in {HostState.PENDING, HostState.RETIRED}:
         host.state = HostState.CHECKING
     host.save()
+    devices_sync(host, request.facts)
 
 
 def _enrolled_event(host: Host) -> None:

@@ -19,10 +19,11 @@ from webapp.hosts.checks import clock_words, machine_words
 from webapp.hosts.contact import Contact, contact_of, silent_seconds
 from webapp.hosts.models import Host, HostState
 from webapp.hosts.services import credential_revoke, host_set_state
-from webapp.jobs.models import FINAL_STATES, Event, Job, Measurement
+from webapp.jobs.models import FINAL_STATES, Event, Job, JobState, Measurement
 from webapp.live.page import live_context, page_or_regions
 
 IS_LIVE = ~Q(jobs__state__in=[*FINAL_STATES, "draft"]) & Q(jobs__deleted_at=None)
+IS_AWAITED = Q(requested_jobs__state=JobState.QUEUED, requested_jobs__deleted_at=None)
 NUM_JOBS, NUM_EVENTS, NUM_MEASUREMENTS = 10, 12, 200
 OPERATOR_WORDS = {
     "compute": "Arithmetic",
@@ -67,7 +68,10 @@ class Row:
 def host_list(request: HttpRequest) -> HttpResponse:
     """List the hosts of the person's teams."""
     visible = Host.objects.visible_to(request.user).exclude(state=HostState.RETIRED)
-    hosts: QuerySet[Host] = visible.annotate(num_live=Count("jobs", filter=IS_LIVE))
+    hosts: QuerySet[Host] = visible.select_related("pool").annotate(
+        num_live=Count("jobs", filter=IS_LIVE, distinct=True)
+        + Count("requested_jobs", filter=IS_AWAITED, distinct=True)
+    )
     rows = [_row(host) for host in hosts]
     context = {
         "rows": rows,
@@ -102,7 +106,8 @@ def any_operator(request: HttpRequest) -> bool:
 def host_detail(request: HttpRequest, slug: str) -> HttpResponse:
     """Show one host: what it is, what was measured on it, what runs there."""
     host = visible_or_404(Host, request.user, slug=slug)
-    jobs = Job.objects.visible_to(request.user).filter(host=host, deleted_at=None)
+    is_here = Q(host=host) | Q(host=None, requested_host=host)
+    jobs = Job.objects.visible_to(request.user).filter(is_here, deleted_at=None)
     context = {
         "host": host,
         "reach": reach_of(host),

@@ -6,6 +6,7 @@ from django.contrib import admin
 
 from webapp.core.read_only import ReadOnlyAdmin
 from webapp.jobs.models import (
+    Allocation,
     Artefact,
     Attempt,
     AttemptEvent,
@@ -20,7 +21,17 @@ from webapp.jobs.models import (
 class JobAdmin(ReadOnlyAdmin):
     """Every job, deleted ones too."""
 
-    list_display = ["name", "state", "reason", "kind", "host", "owner", "team", "created_at"]
+    list_display = [
+        "name",
+        "state",
+        "reason",
+        "kind",
+        "pool",
+        "host",
+        "owner",
+        "team",
+        "created_at",
+    ]
     list_filter = ["state", "kind", "host", "team"]
     search_fields = ["id", "name", "model_name"]
 
@@ -29,9 +40,26 @@ class JobAdmin(ReadOnlyAdmin):
 class AttemptAdmin(ReadOnlyAdmin):
     """Every try of a job, with its counters."""
 
-    list_display = ["id", "job", "number", "host", "acked_seq", "claimed_at", "ended_at"]
+    list_display = [
+        "id",
+        "job",
+        "number",
+        "node_rank",
+        "host",
+        "acked_seq",
+        "claimed_at",
+        "ended_at",
+    ]
     list_filter = ["host"]
     exclude: ClassVar = ["fence", "claim_id"]
+
+
+@admin.register(Allocation)
+class AllocationAdmin(ReadOnlyAdmin):
+    """Which attempt held which device, from when to when."""
+
+    list_display = ["device", "attempt", "taken_at", "released_at"]
+    list_select_related: ClassVar = ["device", "attempt"]
 
 
 @admin.register(AttemptEvent)

@@ -17,9 +17,9 @@ from runners.messages import (
 )
 from runners.reasons import FAILED, STOPPED, Reason
 from webapp.core.clock import now
-from webapp.hosts.models import Host
-from webapp.jobs.allocation import allocate_host
+from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.finish import job_finished
+from webapp.jobs.holding import devices_release
 from webapp.jobs.models import LIVE_STATES, Artefact, Attempt, Command, Job, JobState
 from webapp.jobs.transitions import transition
 
@@ -90,7 +90,7 @@ def _exited(attempt: Attempt, body: dict[str, Any]) -> None:
         exit_record=record.model_dump(mode="json"), ended_at=now()
     )
     Command.objects.filter(attempt=attempt).exclude(state="dead").update(state="acked")
-    host: Host = attempt.host
+    devices_release(attempt)
     job: Job = attempt.job
     if transition(
         job,
@@ -101,7 +101,7 @@ def _exited(attempt: Attempt, body: dict[str, Any]) -> None:
         detail={"exit_code": record.exit_code, "signal": record.signal, "by": record.by},
     ):
         job_finished(job, attempt)
-    transaction.on_commit(lambda: allocate_host(host))
+    transaction.on_commit(lambda: allocate_pool(job.pool))
 
 
 def final_state(reason: Reason) -> JobState:

@@ -71,7 +71,7 @@ def preflight_of(job: Job, events: Sequence[Event]) -> Preflight | None:
 
 
 def _host(job: Job) -> str:
-    return job.host.name
+    return job.place
 
 
 def _outcome(job: Job, events: Sequence[Event]) -> str:

@@ -73,6 +73,10 @@ def _run_request(job: Job, attempt: Attempt) -> RunRequest:
             "number": attempt.number,
             "fence": attempt.fence,
             "spec": job.spec,
+            "devices": [
+                {"kind": held.device.kind, "index": held.device.index, "uuid": held.device.uuid}
+                for held in attempt.allocations.select_related("device")
+            ],
             "max_duration_seconds": job.max_duration_seconds,
         }
     )

@@ -7,8 +7,9 @@ from django.db import transaction
 from runners.reasons import Reason
 from runners.timing import scaled
 from webapp.core.clock import now
-from webapp.hosts.models import Host, HostState
-from webapp.jobs.allocation import allocate_host
+from webapp.hosts.models import Pool
+from webapp.jobs.allocation import allocate_pool
+from webapp.jobs.holding import devices_release
 from webapp.jobs.models import Attempt, Command, Event, Job, JobState
 from webapp.jobs.transitions import transition
 
@@ -16,11 +17,9 @@ START_TIMEOUT = timedelta(seconds=scaled(120, least=8))
 
 
 def allocate_all() -> list[Job]:
-    """Give every ready host with waiting jobs its next one; return the jobs that got a host."""
-    waiting = Host.objects.filter(
-        state=HostState.READY, jobs__state=JobState.QUEUED, jobs__deleted_at=None
-    ).distinct()
-    return [job for host in waiting if (job := allocate_host(host)) is not None]
+    """Serve every pool in which somebody waits; return the jobs that got devices."""
+    waiting = Pool.objects.filter(jobs__state=JobState.QUEUED, jobs__deleted_at=None).distinct()
+    return [job for pool in waiting for job in allocate_pool(pool)]
 
 
 def end_unclaimed() -> list[Job]:
@@ -56,4 +55,5 @@ def _end(job: Job) -> bool:
         if moved:
             Attempt.objects.filter(pk=attempt.pk).update(ended_at=now())
             Command.objects.filter(attempt=attempt).exclude(state="acked").update(state="dead")
+            devices_release(attempt)
     return moved

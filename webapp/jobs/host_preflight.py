@@ -6,11 +6,9 @@ from typing import Any
 from django.db import transaction
 
 from runners.messages import ClaimRequest, Needs, PreflightCheck
-from webapp.core.clock import now
 from webapp.hosts.models import Host
 from webapp.jobs.allocation import send_back
-from webapp.jobs.models import Attempt, Command, Job, JobState
-from webapp.jobs.services import new_attempt
+from webapp.jobs.models import Attempt, Job, JobState
 
 ON_DISK = frozenset({"folder", "artefact"})  # sources of models that must be on the host
 
@@ -47,18 +45,14 @@ def give_back(*, attempt_id: str, host: Host, request: ClaimRequest) -> bool:
             Attempt.objects.filter(
                 pk=attempt_id, host=host, fence=request.fence, claimed_at=None, ended_at=None
             )
-            .select_related("job")
+            .select_related("leader")
             .first()
         )
         if attempt is None:
             return True
         job = Job.objects.select_for_update().get(pk=attempt.job_id)
-        is_back = job.state == JobState.PREFLIGHT and send_back(
-            job, attempt, details(request.checks)["checks"], actor=f"host:{host.slug}"
-        )
-        if is_back:
-            Attempt.objects.filter(pk=attempt.pk).update(ended_at=now())
-            Command.objects.filter(attempt=attempt).exclude(state="acked").update(state="dead")
-            if job.state == JobState.QUEUED:
-                new_attempt(job)
+        if job.state == JobState.PREFLIGHT:
+            failed = details(request.checks)["checks"]
+            leader = attempt.leader or attempt
+            send_back(job, failed, attempt=leader, actor=f"host:{host.slug}")
     return True

@@ -61,16 +61,19 @@ def filtered(jobs: QuerySet[Job], request: HttpRequest) -> QuerySet[Job]:
     exact = {
         "state": asked["state"],
         "kind": asked["kind"],
-        "host__slug": asked["host"],
         "owner__username": asked["owner"],
     }
     jobs = jobs.filter(**{field: value for field, value in exact.items() if value})
+    if slug := asked["host"]:
+        jobs = jobs.filter(Q(host__slug=slug) | Q(host=None, requested_host__slug=slug))
     if text := asked["q"]:
         jobs = jobs.filter(Q(name__icontains=text) | Q(model_name__icontains=text))
     measured = Prefetch(
         "measurements", queryset=Measurement.objects.only("job", "metric", "ratio")
     )
-    return jobs.select_related("host", "owner").prefetch_related(measured)
+    return jobs.select_related("host", "requested_host", "pool", "owner").prefetch_related(
+        measured
+    )
 
 
 def rows_of(page: Page[Job], members: dict[str, Membership]) -> list[Row]:

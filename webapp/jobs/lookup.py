@@ -14,5 +14,7 @@ def visible_jobs(request: HttpRequest) -> QuerySet[Job]:
 
 def load_job(request: HttpRequest, job_id: str) -> Job:
     """Return one visible job with everything that its page names, or answer 404."""
-    jobs = visible_jobs(request).select_related("host", "owner", "plan", "current_attempt", "team")
+    jobs = visible_jobs(request).select_related(
+        "host", "requested_host", "pool", "owner", "plan", "current_attempt", "team"
+    )
     return get_object_or_404(jobs, pk=job_id)

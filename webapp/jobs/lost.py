@@ -7,6 +7,7 @@ from django.db.models import F
 
 from runners.reasons import Reason
 from webapp.core.clock import now
+from webapp.jobs.holding import devices_release
 from webapp.jobs.models import LIVE_STATES, Attempt, JobState
 from webapp.jobs.transitions import transition
 
@@ -42,4 +43,5 @@ def _end(attempt: Attempt) -> bool:
         )
         if moved:
             Attempt.objects.filter(pk=attempt.pk).update(ended_at=now())
+            devices_release(attempt)
     return moved

@@ -8,7 +8,7 @@ from django.db import models
 
 from webapp.accounts.models import TeamOwned
 from webapp.core.ids import UlidModel
-from webapp.hosts.models import Host
+from webapp.hosts.models import Device, Host, Pool
 from webapp.plans.models import Plan
 
 
@@ -36,8 +36,16 @@ LIVE_STATES = frozenset(
 )
 
 
+class Priority(models.IntegerChoices):
+    """Which jobs of a pool get their turn first."""
+
+    LOW = -1, "Low"
+    NORMAL = 0, "Normal"
+    HIGH = 1, "High"
+
+
 class Job(TeamOwned):
-    """One thing that a person asked a host to run."""
+    """One thing that a person asked a pool of hosts to run."""
 
     owner = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
@@ -52,7 +60,17 @@ class Job(TeamOwned):
     plan_request = models.JSONField(default=dict, blank=True)  # the plan's, as it was launched
     estimate = models.JSONField(default=dict, blank=True)  # planner Estimate of this job
     prediction = models.JSONField(default=dict, blank=True)
-    host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="jobs")
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="jobs")
+    requested_host = models.ForeignKey(  # null: any host of the pool will do
+        Host, null=True, blank=True, on_delete=models.PROTECT, related_name="requested_jobs"
+    )
+    host = models.ForeignKey(  # where it runs or ran, of a gang its leader; null: not yet given
+        Host, null=True, blank=True, on_delete=models.PROTECT, related_name="jobs"
+    )
+    num_hosts = models.PositiveIntegerField(default=1)
+    devices_per_host = models.PositiveIntegerField(null=True, blank=True)  # null: all of a host
+    priority = models.SmallIntegerField(choices=Priority, default=Priority.NORMAL)
+    queue_rank = models.PositiveIntegerField(null=True, blank=True)  # set by hand; null comes last
     state = models.CharField(max_length=16, choices=JobState, default=JobState.DRAFT)
     reason = models.CharField(max_length=40, blank=True)
     current_attempt = models.ForeignKey(
@@ -77,17 +95,35 @@ class Job(TeamOwned):
         indexes = [
             models.Index(fields=["team", "-created_at"]),
             models.Index(fields=["state", "host"]),
+            models.Index(fields=["pool", "state"], name="jobs_job_pool_state"),
         ]
 
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def shown_host(self) -> Host | None:
+        """Return where it runs or ran, else the one host that it waits for."""
+        return self.host or self.requested_host
+
+    @property
+    def place(self) -> str:
+        """Return the name of that host, else of the pool."""
+        return self.shown_host.name if self.shown_host else f"pool {self.pool.name}"
+
 
 class Attempt(UlidModel):
-    """One try of a job on one host; ``fence`` is what a host must show to act for it."""
+    """One try of a job on one host; ``fence`` is what a host must show to act for it.
+
+    A job on several hosts has one row for each under one number: ``node_rank`` 0 leads.
+    """
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="attempts")
     number = models.PositiveIntegerField()
+    node_rank = models.PositiveIntegerField(default=0)
+    leader = models.ForeignKey(  # null for the leader itself
+        "self", null=True, blank=True, on_delete=models.CASCADE, related_name="members"
+    )
     host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="attempts")
     fence = models.CharField(max_length=32)
     claim_id = models.CharField(max_length=64, blank=True)
@@ -107,11 +143,35 @@ class Attempt(UlidModel):
     ended_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
-        ordering = ["number"]
-        constraints = [models.UniqueConstraint(fields=["job", "number"], name="attempt_number")]
+        ordering = ["number", "node_rank"]
+        constraints = [
+            models.UniqueConstraint(fields=["job", "number", "node_rank"], name="attempt_number")
+        ]
 
     def __str__(self) -> str:
         return f"attempt {self.number} of {self.job_id}"
+
+
+class Allocation(models.Model):
+    """A device that an attempt holds from when it was chosen until it has ended."""
+
+    device = models.ForeignKey(Device, on_delete=models.PROTECT, related_name="allocations")
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="allocations")
+    taken_at = models.DateTimeField()
+    released_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["device"],
+                condition=models.Q(released_at__isnull=True),
+                name="one_holder_per_device",
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.device_id} for {self.attempt_id}"
 
 
 class AttemptEvent(models.Model):

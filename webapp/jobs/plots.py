@@ -76,7 +76,8 @@ def draw(job: Job, *, is_complete: bool = False) -> list[Drawn]:
 
 def _gpu_metrics(job: Job) -> set[str]:
     """Return what the host's GPUs will report, so that their charts are there before it."""
-    gpus = [gpu["index"] for gpu in job.host.facts.get("gpus") or []]
+    facts = job.host.facts if job.host else {}
+    gpus = [gpu["index"] for gpu in facts.get("gpus") or []]
     return {f"gpu{index}_{what}" for index in gpus for what in ("memory_bytes", "utilization")}
 
 

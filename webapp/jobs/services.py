@@ -1,6 +1,5 @@
 """What people do to jobs: create, submit, stop, clone, delete, abandon."""
 
-import secrets
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
-from django.db.models import Max
 
 from runners.jobspec import DrillSpec, JobSpec
 from runners.reasons import Reason
@@ -16,9 +14,10 @@ from webapp.accounts.models import Team
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem, InvalidProblem
 from webapp.hosts.contact import Contact, contact_of
-from webapp.hosts.models import Host, HostState
-from webapp.jobs.allocation import allocate_host
-from webapp.jobs.models import FINAL_STATES, Attempt, Command, Job, JobState
+from webapp.hosts.models import Host, HostState, Pool
+from webapp.jobs.allocation import allocate_pool
+from webapp.jobs.holding import devices_release
+from webapp.jobs.models import FINAL_STATES, Attempt, Command, Job, JobState, Priority
 from webapp.jobs.transitions import transition
 from webapp.plans.models import Plan
 
@@ -29,10 +28,14 @@ def job_create(  # noqa: PLR0913 (keyword-only: each is a column that the caller
     *,
     team: Team,
     owner: User,
-    host: Host,
     spec: JobSpec,
     name: str,
     model_name: str,
+    host: Host | None = None,
+    pool: Pool | None = None,
+    num_hosts: int = 1,
+    devices_per_host: int | None = None,
+    priority: int = Priority.NORMAL,
     plan: Plan | None = None,
     estimate: Mapping[str, Any] | None = None,
     prediction: Mapping[str, Any] | None = None,
@@ -41,19 +44,29 @@ def job_create(  # noqa: PLR0913 (keyword-only: each is a column that the caller
 ) -> Job:
     """Return a new draft, or the job that an earlier call with the same key made.
 
+    It is to run on ``host``, or on any of ``pool``'s where no host is named.
+
     Raises:
-        InvalidProblem: the host belongs to another team, is retired or only planned for, or
-            it is a drill and this server allows none.
+        InvalidProblem: neither is given; the host belongs to another team, is retired or only
+            planned for; or it is a drill and this server allows none.
         ConflictProblem: another team used the key.
     """
     if known := _known(team, idempotency_key):
         return known
-    _check_host(team, host)
     _check_kind(spec)
+    if host is not None:
+        _check_host(team, host)
+    place = host.pool if host is not None else pool
+    if place is None:
+        raise InvalidProblem("no_place", "Name a host or a pool for the job to run on.")
     job = Job(
         team=team,
         owner=owner,
-        host=host,
+        pool=place,
+        requested_host=host,
+        num_hosts=num_hosts,
+        devices_per_host=devices_per_host,
+        priority=priority,
         kind=spec.kind,
         spec=spec.model_dump(mode="json"),
         name=name[:NAME_LENGTH],
@@ -113,24 +126,11 @@ def job_submit(*, job: Job, by: str) -> Job:
 
     Submitting twice changes nothing. ``by`` is the user's name.
     """
-    with transaction.atomic():
-        if not transition(job, JobState.QUEUED, actor=by, source=JobState.DRAFT):
-            return job
-        new_attempt(job)
-    allocate_host(job.host)
+    if not transition(job, JobState.QUEUED, actor=by, source=JobState.DRAFT):
+        return job
+    allocate_pool(job.pool)
     job.refresh_from_db()
     return job
-
-
-def new_attempt(job: Job) -> Attempt:
-    """Return the job's next attempt, with a fence of its own, as its current one."""
-    last = job.attempts.aggregate(last=Max("number"))["last"] or 0
-    attempt = Attempt.objects.create(
-        job=job, number=last + 1, host=job.host, fence=secrets.token_hex(16)
-    )
-    job.current_attempt = attempt
-    job.save(update_fields=["current_attempt"])
-    return attempt
 
 
 def job_stop(*, job: Job, by: str, reason: Reason = Reason.STOPPED_BY_USER) -> Job:
@@ -150,7 +150,7 @@ def job_stop(*, job: Job, by: str, reason: Reason = Reason.STOPPED_BY_USER) -> J
             _end_before_start(job, by, reason)
         elif job.state != JobState.STOPPING:
             _order_stop(job, attempt, by, reason)
-    allocate_host(job.host)
+    allocate_pool(job.pool)
     job.refresh_from_db()
     return job
 
@@ -160,6 +160,7 @@ def _end_before_start(job: Job, by: str, reason: Reason) -> None:
     if transition(job, JobState.STOPPED, actor=by, attempt=attempt, reason=reason) and attempt:
         Attempt.objects.filter(pk=attempt.pk).update(stop_reason=reason, ended_at=now())
         Command.objects.filter(attempt=attempt, state__in=["new", "sent"]).update(state="dead")
+        devices_release(attempt)
 
 
 def _order_stop(job: Job, attempt: Attempt, by: str, reason: Reason) -> None:
@@ -177,10 +178,11 @@ def job_abandon(*, job: Job, by: str, typed_host_name: str) -> Job:
         ConflictProblem: the host is not silent, or the job has ended.
         InvalidProblem: the typed name is not the host's.
     """
-    if contact_of(job.host) is not Contact.UNREACHABLE:
+    host = job.host
+    if host is None or contact_of(host) is not Contact.UNREACHABLE:
         raise ConflictProblem("host_in_contact", "The host answers; stop the job instead.")
-    if typed_host_name.strip() != job.host.name:
-        raise InvalidProblem("wrong_name", f"Type the host's name, {job.host.name}, to confirm.")
+    if typed_host_name.strip() != host.name:
+        raise InvalidProblem("wrong_name", f"Type the host's name, {host.name}, to confirm.")
     reason = Reason.LOST_AND_ABANDONED_BY_USER
     with transaction.atomic():
         attempt = job.current_attempt
@@ -190,6 +192,7 @@ def job_abandon(*, job: Job, by: str, typed_host_name: str) -> Job:
             Attempt.objects.filter(pk=attempt.pk).update(
                 stop_reason=reason, stop_requested_at=now()
             )
+            devices_release(attempt)
     return job
 
 
@@ -198,7 +201,10 @@ def job_clone(*, job: Job, owner: User) -> Job:
     return Job.objects.create(
         team=job.team,
         owner=owner,
-        host=job.host,
+        pool=job.pool,
+        requested_host=job.requested_host,
+        num_hosts=job.num_hosts,
+        devices_per_host=job.devices_per_host,
         kind=job.kind,
         spec=job.spec,
         name=_clone_name(job.name),

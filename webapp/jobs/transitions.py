@@ -92,11 +92,13 @@ def _guarded_update(
     rows = Job.objects.filter(pk=job.pk, state=before)
     if attempt is not None:
         rows = rows.filter(current_attempt=attempt.pk, current_attempt__fence=attempt.fence)
-    return rows.update(state=to, reason=reason, **_times(to))
+    return rows.update(state=to, reason=reason, **_times(to, before))
 
 
-def _times(to: JobState) -> dict[str, Any]:
+def _times(to: JobState, before: str) -> dict[str, Any]:
     instant = now()
+    if to == JobState.QUEUED and before == JobState.PREFLIGHT:
+        return {}  # it keeps its place
     if to == JobState.QUEUED:
         return {"queued_at": instant}
     if to == JobState.RUNNING:

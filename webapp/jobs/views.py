@@ -97,8 +97,9 @@ def job_config(request: HttpRequest, job_id: str) -> HttpResponse:
     """Show exactly what the host was asked to run, and what the host was."""
     job = load_job(request, job_id)
     facts = job.current_attempt.facts if job.current_attempt else {}
+    host_facts = job.shown_host.facts if job.shown_host else {}
     context = job_context(request, job, "job-config")
-    context |= {"spec": json.dumps(job.spec, indent=2), "facts": facts or job.host.facts}
+    context |= {"spec": json.dumps(job.spec, indent=2), "facts": facts or host_facts}
     return page_or_regions(request, "jobs/config.html", "jobs/_status.html", context)
 
 
@@ -176,8 +177,11 @@ def expected_ms(job: Job) -> int | str:
 
 def silence_of(job: Job) -> dict[str, Any]:
     """Return for how long the host of a live job has been silent; nothing while it talks."""
-    seconds = silent_seconds(job.host)
-    if job.state not in LIVE_STATES or contact_of(job.host) is Contact.LIVE or seconds is None:
+    host = job.host
+    if host is None or job.state not in LIVE_STATES or contact_of(host) is Contact.LIVE:
+        return {"silent": None}
+    seconds = silent_seconds(host)
+    if seconds is None:
         return {"silent": None}
     return {"silent": seconds, "silent_words": clock(seconds)}
 

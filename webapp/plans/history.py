@@ -32,7 +32,9 @@ class Met(NamedTuple):
 
 def jobs_of(plan: Plan) -> QuerySet[Job]:
     """Return the jobs that were launched from a plan, newest first."""
-    return plan.jobs.filter(deleted_at=None).select_related("host", "owner")
+    return plan.jobs.filter(deleted_at=None).select_related(
+        "host", "requested_host", "pool", "owner"
+    )
 
 
 def measured_of(plan: Plan) -> list[Met]:

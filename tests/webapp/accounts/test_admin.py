@@ -75,7 +75,7 @@ def test_a_hosts_page_shows_no_secret(root, enrolled):
 
 
 def test_a_state_set_here_is_recorded(root, host):
-    form = {"name": "Box", "pool": "default", "labels": "{}", "state": "maintenance"}
+    form = {"name": "Box", "pool": host.pool_id, "labels": "{}", "state": "maintenance"}
     root.post(reverse("admin:hosts_host_change", args=[host.pk]), form)
     assert Host.objects.get().state == "maintenance"
     assert Event.objects.filter(kind="host.state").last().to_state == "maintenance"

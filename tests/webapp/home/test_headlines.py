@@ -98,12 +98,12 @@ def test_every_address_of_what_needs_a_person_answers(alice, draft, host):
 
 def measure(job: Job, metric: str, ratio: float, days: float = 0.0, **fields) -> None:
     attempt = Attempt.objects.create(
-        job=job, number=job.attempts.count() + 1, host=job.host, fence="f"
+        job=job, number=job.attempts.count() + 1, host=job.shown_host, fence="f"
     )
     Measurement.objects.create(
         job=job,
         attempt=attempt,
-        host=job.host,
+        host=job.shown_host,
         metric=metric,
         unit="",
         predicted=1.0,

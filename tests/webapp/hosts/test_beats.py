@@ -11,12 +11,13 @@ from tests.webapp.conftest import (
     make_facts,
     make_job,
     make_microbench,
+    new_attempt,
 )
 from webapp.hosts.beats import host_beat
 from webapp.hosts.models import Host
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Job
-from webapp.jobs.services import job_stop, job_submit, new_attempt
+from webapp.jobs.services import job_stop, job_submit
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 

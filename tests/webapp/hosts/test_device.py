@@ -7,6 +7,7 @@ from tests.webapp.conftest import GIB, make_facts, make_microbench
 from webapp.core.problems import ConflictProblem
 from webapp.hosts.device import DRIVER_NAMES, cluster_for_host, device_for_host
 from webapp.hosts.models import Host
+from webapp.hosts.pools import pool_ensure
 
 pytestmark = pytest.mark.django_db
 
@@ -71,7 +72,9 @@ def test_a_host_that_was_not_measured_is_refused(enrolled):
 
 
 def test_a_host_that_never_reported_is_refused(team):
-    silent = Host.objects.create(team=team, name="Silent", slug="silent")
+    silent = Host.objects.create(
+        team=team, name="Silent", slug="silent", pool=pool_ensure(team=team)
+    )
     with pytest.raises(ConflictProblem, match="not reported"):
         cluster_for_host(silent)
 

@@ -38,7 +38,7 @@ def token(team) -> str:
 
 def test_a_new_host_takes_name_pool_and_labels_of_its_token(token):
     host = Host.objects.get(pk=host_enroll(request_for(token)).host_id)
-    assert (host.name, host.pool, host.labels) == ("Box", "fast", {"rack": "3"})
+    assert (host.name, host.pool.slug, host.labels) == ("Box", "fast", {"rack": "3"})
 
 
 def test_a_new_host_is_checked_before_it_is_ready(token):

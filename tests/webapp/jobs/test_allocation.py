@@ -8,7 +8,7 @@ from tests.webapp.conftest import EXIT_OK, GIB, batch_of, enrol, make_beat, make
 from webapp.core.clock import now
 from webapp.hosts.beats import host_beat
 from webapp.hosts.models import Host
-from webapp.jobs.allocation import allocate_host
+from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.deadlines import allocate_all, end_unclaimed
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Attempt, Command, Event, Job
@@ -36,13 +36,13 @@ def test_the_oldest_job_goes_first(team, alice, host):
     change(host, state="draining")
     first, second = submit(team, alice, host), submit(team, alice, host)
     change(host, state="ready")
-    assert allocate_host(host) == first
+    assert allocate_pool(host.pool) == [first]
     assert fresh(second).state == "queued"
 
 
 def test_a_host_runs_one_job_at_a_time(team, alice, host, job):
     submit(team, alice, host)
-    assert allocate_host(host) is None
+    assert allocate_pool(host.pool) == []
 
 
 def test_the_end_of_a_job_gives_its_host_to_the_next(
@@ -114,7 +114,7 @@ def test_a_full_disk_fails_the_check(job, host):
 
 def test_a_failed_check_rests_before_it_is_tried_again(team, alice, host):
     job = submit(team, alice, host, prediction=TOO_MUCH)
-    allocate_host(host)
+    allocate_pool(host.pool)
     assert Event.objects.filter(subject=job.pk, to_state="preflight").count() == 1
 
 
@@ -127,7 +127,7 @@ def test_the_third_failure_is_the_last(team, alice, host):
     job = submit(team, alice, host, prediction=TOO_MUCH)
     for _ in range(2):
         Event.objects.filter(subject=job.pk).update(at=now() - timedelta(minutes=1))
-        allocate_host(host)
+        allocate_pool(host.pool)
     assert (fresh(job).state, fresh(job).reason) == ("error", "preflight_failed")
 
 

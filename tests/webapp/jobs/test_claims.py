@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from django.db import connections
 
-from tests.webapp.conftest import claim, enrol
+from tests.webapp.conftest import claim, enrol, new_attempt
 from webapp.core.problems import ConflictProblem
 from webapp.jobs.models import Attempt, Command, Job
-from webapp.jobs.services import job_stop, new_attempt
+from webapp.jobs.services import job_stop
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 

@@ -11,7 +11,7 @@ from tests.webapp.conftest import GIB, claim, make_beat, make_job
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem
 from webapp.hosts.beats import host_beat
-from webapp.jobs.allocation import allocate_host
+from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.host_preflight import needs_of
 from webapp.jobs.models import Attempt, Command, Event, Job
 from webapp.jobs.selectors import waiting_sentence
@@ -40,7 +40,7 @@ def refuse(job: Job, **changes) -> None:
 def try_again(job: Job) -> None:
     """Let the rest of a failed try pass, and give the host its turn."""
     Event.objects.filter(subject=job.pk).update(at=now() - timedelta(minutes=1))
-    allocate_host(job.host)
+    allocate_pool(job.pool)
     job.refresh_from_db()
 
 

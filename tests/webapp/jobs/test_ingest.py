@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from runners.messages import RunEvent
 from runners.reasons import Reason
-from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, enrol, make_job
+from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, enrol, make_job, new_attempt
 from webapp.core.problems import ConflictProblem
 from webapp.jobs import ingest
 from webapp.jobs.ingest import events_accept, sift
 from webapp.jobs.models import Attempt, AttemptEvent, Job
-from webapp.jobs.services import job_stop, new_attempt
+from webapp.jobs.services import job_stop
 from webapp.metrics.models import MetricBatch
 from webapp.metrics.read import read_raw
 

@@ -10,6 +10,7 @@ from tests.webapp.conftest import enrol, make_job
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem, InvalidProblem
 from webapp.hosts.models import Host
+from webapp.hosts.pools import pool_ensure
 from webapp.jobs.models import Attempt, Command, Job
 from webapp.jobs.services import (
     job_abandon,
@@ -43,7 +44,9 @@ def test_another_teams_host_is_refused(other_team, charlie, host):
 
 
 def test_a_virtual_host_is_refused(team, alice):
-    virtual = Host.objects.create(team=team, name="Dream", slug="dream", kind="virtual")
+    virtual = Host.objects.create(
+        team=team, name="Dream", slug="dream", kind="virtual", pool=pool_ensure(team=team)
+    )
     with pytest.raises(InvalidProblem, match="only planned for"):
         make_job(team, alice, virtual)
 

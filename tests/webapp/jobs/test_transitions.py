@@ -2,10 +2,9 @@
 
 import pytest
 
-from tests.webapp.conftest import claim
+from tests.webapp.conftest import claim, new_attempt
 from webapp.jobs import transitions
 from webapp.jobs.models import FINAL_STATES, Attempt, Event, Job, JobState
-from webapp.jobs.services import new_attempt
 from webapp.jobs.transitions import ALLOWED, sources_of, transition
 
 pytestmark = pytest.mark.django_db

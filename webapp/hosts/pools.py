@@ -1,0 +1,54 @@
+"""Pools of hosts, and the devices that their hosts say they have."""
+
+from django.db.models import Q
+
+from runners.messages import HostFacts
+from webapp.accounts.models import Team
+from webapp.hosts.models import Device, Host, Pool
+
+DEFAULT = "default"
+CPU_UUID = "cpu"
+
+
+def pool_ensure(*, team: Team, slug: str = DEFAULT) -> Pool:
+    """Return the team's pool of that name, made if there is none."""
+    return Pool.objects.get_or_create(team=team, slug=slug, defaults={"name": slug})[0]
+
+
+def devices_sync(host: Host, facts: HostFacts) -> None:
+    """Make a host's devices what it says of itself; one that is gone stays, as not present.
+
+    A host without a GPU computes on its processor, which is then its only device.
+    """
+    said = _described(facts)
+    for device in said:
+        Device.objects.update_or_create(
+            host=host, uuid=device.uuid, defaults=_facts_of(device) | {"is_present": True}
+        )
+    gone = Device.objects.filter(~Q(uuid__in=[device.uuid for device in said]), host=host)
+    gone.update(is_present=False)
+
+
+def _described(facts: HostFacts) -> list[Device]:
+    gpus = [
+        Device(
+            kind="gpu",
+            index=gpu.index,
+            uuid=gpu.uuid[:80],
+            name=gpu.name[:120],
+            memory_bytes=gpu.memory_bytes,
+        )
+        for gpu in facts.gpus
+    ]
+    cpu = Device(
+        kind="cpu",
+        index=0,
+        uuid=CPU_UUID,
+        name=facts.cpu_model[:120],
+        memory_bytes=facts.memory_bytes,
+    )
+    return gpus or [cpu]
+
+
+def _facts_of(device: Device) -> dict[str, str | int]:
+    return {name: getattr(device, name) for name in ("kind", "index", "name", "memory_bytes")}

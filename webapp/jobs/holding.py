@@ -1,0 +1,47 @@
+"""Who holds which devices: the whole gang or nothing, one writer per pool.
+
+On SQLite every transaction begins as a writer, so that there is one at a time. On PostgreSQL
+an advisory lock on the pool does the same around taking and releasing.
+"""
+
+from collections.abc import Collection, Iterable
+
+from django.db import connection, transaction
+
+from webapp.core.clock import now
+from webapp.hosts.models import Device, Pool
+from webapp.jobs.models import Allocation, Attempt
+
+
+def pool_lock(pool_id: str) -> None:
+    """Wait until nobody else takes or releases devices of the pool, until the transaction ends."""
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [pool_id])
+
+
+def devices_take(*, attempt: Attempt, devices: Iterable[Device]) -> None:
+    """Let an attempt hold devices of its host.
+
+    Raises:
+        IntegrityError: another attempt holds one of them.
+    """
+    instant = now()
+    Allocation.objects.bulk_create(
+        Allocation(device=device, attempt=attempt, taken_at=instant) for device in devices
+    )
+
+
+def devices_release(attempt: Attempt) -> int:
+    """Free what an attempt that has ended holds; return how many devices that were."""
+    held = Allocation.objects.filter(attempt=attempt, released_at=None)
+    with transaction.atomic():
+        pool_lock(attempt.job.pool_id)
+        return held.update(released_at=now())
+
+
+def held_devices(pools: Collection[Pool]) -> dict[str, Attempt]:
+    """Return who holds each device of the pools' hosts that is held, by the device's id."""
+    held = Allocation.objects.filter(released_at=None, device__host__pool__in=pools)
+    rows = held.select_related("attempt__job")
+    return {row.device_id: row.attempt for row in rows}
