@@ -51,12 +51,15 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument("--server", required=True, help="such as http://127.0.0.1:8000")
             command.add_argument("--token", required=True, help="from the Hosts page")
             command.add_argument("--name", help="what to call the host; default: its hostname")
+            command.add_argument(
+                "--address", help="by which other hosts reach this one; default: its first"
+            )
     return top
 
 
 def _enroll(options: argparse.Namespace) -> int:
     credential = enrolment.enroll(
-        HostDir(options.dir), options.server, options.token, options.name
+        HostDir(options.dir), options.server, options.token, options.name, options.address
     )
     print(f"Enrolled as {credential.name} ({credential.host_id}) at {credential.server}")
     return 0

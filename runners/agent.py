@@ -172,7 +172,9 @@ class Agent:
             gpus=gpus,
             attempts=self.reconciler.statuses(),
             problems=tuple(problem for problem in problems if problem),
-            facts=probe.host_facts(self._host_dir.path) if self._is_first_beat else None,
+            facts=probe.host_facts(self._host_dir.path, self.reconciler.config)
+            if self._is_first_beat
+            else None,
             microbench=self._measured,
             is_agent_start=self._is_first_beat,
         )

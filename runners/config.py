@@ -6,6 +6,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
+from runners.places import IpAddress, Port
+
 DEFAULT_HOST_DIR = Path.home() / ".slipway" / "host"
 CREDENTIAL = "credential.json"
 CONFIG = "config.json"
@@ -38,6 +40,9 @@ class HostConfig(BaseModel):
     upload_cap_bytes: NonNegativeInt = 2 * 1024**3  # larger artefacts stay on the host
     min_free_bytes: NonNegativeInt = 2 * 1024**3  # below it no new attempt starts
     max_beat_seconds: float = Field(default=10.0, gt=0)
+    address: IpAddress | None = None  # by which other hosts reach this one; None: its first
+    first_gang_port: Port = 29400  # one is reserved for each job over several hosts
+    last_gang_port: Port = 29499
 
 
 class HostDir:
@@ -88,6 +93,18 @@ class HostDir:
             file.flush()
             os.fsync(handle)
         temporary.replace(self.path / CREDENTIAL)
+
+    def save_address(self, address: str) -> None:
+        """Note in config.json by which address other hosts reach this one.
+
+        Raises:
+            HostConfigError: config.json is there but is not valid.
+        """
+        document = self.config().model_dump(mode="json", exclude_unset=True)
+        text = json.dumps(document | {"address": address}, indent=2)
+        temporary = self.path / f".{CONFIG}.{os.getpid()}"
+        temporary.write_text(f"{text}\n")
+        temporary.replace(self.path / CONFIG)
 
     def config(self) -> HostConfig:
         """Return what the operator allows.

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from runners import probe
 from runners.client import RefusedError, ServerClient
 from runners.config import Credential, HostConfigError, HostDir
+from runners.gangs import NoSuchAddressError, interface_of
 from runners.messages import EnrollRequest
 
 
@@ -14,14 +15,20 @@ class EnrolmentError(Exception):
     """The host was not enrolled; the text says why and what to do."""
 
 
-def enroll(host_dir: HostDir, server: str, token: str, name: str | None = None) -> Credential:
+def enroll(
+    host_dir: HostDir,
+    server: str,
+    token: str,
+    name: str | None = None,
+    address: str | None = None,
+) -> Credential:
     """Exchange the token for a credential, write it, and return it.
 
     A host that is enrolled already says who it was, so that the server rotates its credential
     instead of listing it twice.
 
     Raises:
-        EnrolmentError: the address is none, or the server refused the token.
+        EnrolmentError: an address is none or not ours, or the server refused the token.
         UnreachableError: the server does not answer.
     """
     if urlsplit(server).scheme not in ("http", "https"):
@@ -29,13 +36,15 @@ def enroll(host_dir: HostDir, server: str, token: str, name: str | None = None) 
             f"--server {server!r} is no address; give one such as http://127.0.0.1:8000"
         )
     host_dir.make()
+    if address:
+        _choose_address(host_dir, address)
     known = _known(host_dir)
     client = ServerClient(server, known.credential if known else None)
     request = EnrollRequest(
         token=token,
         name=name,
         host_id=known.host_id if known else None,
-        facts=probe.host_facts(host_dir.path),
+        facts=probe.host_facts(host_dir.path, host_dir.config()),
         sent_at_ms=time.time_ns() // 1_000_000,
     )
     try:
@@ -58,6 +67,14 @@ def enroll(host_dir: HostDir, server: str, token: str, name: str | None = None) 
     )
     host_dir.save_credential(credential)
     return credential
+
+
+def _choose_address(host_dir: HostDir, address: str) -> None:
+    try:
+        interface_of(address)
+    except NoSuchAddressError as error:
+        raise EnrolmentError(f"--address: {error}") from None
+    host_dir.save_address(address)
 
 
 def _known(host_dir: HostDir) -> Credential | None:

@@ -72,8 +72,23 @@ ModelRef = Annotated[
 ]
 
 
+class DataParallel(JobDocument):
+    """What a training does when it runs on several devices or hosts and one falls silent.
+
+    ``stop``: the job ends. ``shrink``: it goes on from its last checkpoint with those left.
+    """
+
+    on_lost_rank: Literal["stop", "shrink"] = "stop"
+    min_hosts: PositiveInt = 1  # shrink: with fewer it ends
+    rank_timeout_seconds: float = Field(default=300.0, ge=5.0, le=7200.0)
+
+
 class TrainSpec(JobDocument):
-    """Train or continue to train a model in one process with AdamW on the shipped text."""
+    """Train or continue to train a model with AdamW on the shipped text.
+
+    One step takes ``gradient_accumulation_steps`` micro-batches, which the ranks share: however
+    many they are, the step is the same.
+    """
 
     kind: Literal["train"] = "train"
     model: ModelRef = DemoModel()
@@ -86,6 +101,7 @@ class TrainSpec(JobDocument):
     compute_dtype: ComputeDtype = "bf16"
     seed: int = 17
     checkpoint_every_seconds: PositiveFloat = 30.0
+    parallel: DataParallel = DataParallel()
 
     @model_validator(mode="after")
     def _ends_some_time(self) -> Self:

@@ -11,7 +11,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from runners import supervisor
-from runners.jobspec import ArtefactModel, DrillSpec, FolderModel, JobSpec, ModelRef
+from runners.gangs import NoSuchAddressError, gang_env, torchrun_argv
+from runners.jobspec import (
+    ArtefactModel,
+    DrillSpec,
+    FolderModel,
+    JobSpec,
+    ModelRef,
+    TrainSpec,
+)
+from runners.messages import RunRequest
 from runners.reasons import Reason
 
 JOB_MODULES: Mapping[str, str] = {
@@ -66,6 +75,27 @@ def render_env(
         "SLIPWAY_HOST_DIR": str(host_dir),
         "SLIPWAY_MODEL_ROOTS": os.pathsep.join(map(str, model_roots)),
     }
+
+
+def gang_command(
+    request: RunRequest, spec: JobSpec, argv: list[str]
+) -> tuple[list[str], dict[str, str]]:
+    """Return a job's command and what it adds to the environment: torchrun's, for a gang.
+
+    Raises:
+        LaunchRefusedError: this kind of job runs as one process, or the address is not ours.
+    """
+    if request.gang is None:
+        return argv, {}
+    if not isinstance(spec, TrainSpec):
+        raise LaunchRefusedError(
+            Reason.VERSION_INCOMPATIBLE,
+            f"{spec.kind} runs on one device of one host; only training is shared out",
+        )
+    try:
+        return torchrun_argv(argv, request.gang, spec.parallel), gang_env(request.gang)
+    except NoSuchAddressError as error:
+        raise LaunchRefusedError(Reason.PREFLIGHT_FAILED, str(error)) from None
 
 
 def confine(spec: JobSpec, roots: Sequence[Path], attempts_dir: Path) -> JobSpec:

@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from runners.jobspec import ArtefactModel, FolderModel, JobSpec
+from runners.places import Gang, Port
 from runners.reasons import Reason
 from runners.timing import scaled
 
@@ -64,6 +65,9 @@ class HostFacts(Message):
     driver_version: str | None = None
     packages: dict[str, str] = Field(default_factory=dict)  # distribution -> version
     gpus: tuple[GpuFacts, ...] = ()
+    addresses: tuple[str, ...] = ()  # by which others may reach it, the operator's choice first
+    first_gang_port: Port = 29400  # what may be reserved for jobs over several hosts
+    last_gang_port: Port = 29499
 
 
 class DeviceMeasurement(Message):
@@ -239,12 +243,14 @@ class RunRequest(Message):
     spec: JobSpec
     devices: tuple[RunDevice, ...] = ()
     max_duration_seconds: float | None = None
+    gang: Gang | None = None  # None: one process
 
 
 class ClaimReply(Message):
-    """The claimed attempt's spec."""
+    """The claimed attempt's spec; it starts once ``may_start``, else the host asks again."""
 
     request: RunRequest
+    may_start: bool = True  # of a gang: every host has claimed and the port is free
 
 
 class Doorbell(Message):

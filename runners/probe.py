@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 
+from runners.config import HostConfig
+from runners.gangs import own_addresses
 from runners.messages import GpuFacts, GpuLoad, HostFacts
 from runners.supervision import procfs
 
@@ -28,8 +30,9 @@ Library = types.ModuleType
 _PERCENT = 100
 
 
-def host_facts(disk: Path) -> HostFacts:
+def host_facts(disk: Path, config: HostConfig | None = None) -> HostFacts:
     """Return the inventory of this host; free space is that of the disk under ``disk``."""
+    config = config or HostConfig()
     usage = psutil.disk_usage(str(disk))
     with nvml() as library:
         gpus = tuple(gpu_facts(library)) if library else ()
@@ -50,6 +53,9 @@ def host_facts(disk: Path) -> HostFacts:
         driver_version=driver,
         packages=package_versions(),
         gpus=gpus,
+        addresses=own_addresses(config.address),
+        first_gang_port=config.first_gang_port,
+        last_gang_port=config.last_gang_port,
     )
 
 

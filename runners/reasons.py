@@ -12,6 +12,7 @@ class Reason(StrEnum):
     OOM_GPU = "oom_gpu"
     OOM_HOST = "oom_host"
     NCCL_TIMEOUT = "nccl_timeout"
+    RANK_LOST = "rank_lost"
     EXIT_NONZERO = "exit_nonzero"
     SIGNAL = "signal"
     MAX_DURATION = "max_duration"
@@ -35,6 +36,7 @@ class Reason(StrEnum):
     STOPPED_BY_OPERATOR = "stopped_by_operator"
     QUOTA = "quota"
     SUPERSEDED = "superseded"
+    PEER_ENDED = "peer_ended"
     LOST_AND_ABANDONED_BY_USER = "lost_and_abandoned_by_user"
 
     # It never had its turn: the class is ``expired``.
@@ -46,6 +48,7 @@ FAILED = frozenset(
         Reason.OOM_GPU,
         Reason.OOM_HOST,
         Reason.NCCL_TIMEOUT,
+        Reason.RANK_LOST,
         Reason.EXIT_NONZERO,
         Reason.SIGNAL,
         Reason.MAX_DURATION,
@@ -58,6 +61,7 @@ STOPPED = frozenset(
         Reason.STOPPED_BY_OPERATOR,
         Reason.QUOTA,
         Reason.SUPERSEDED,
+        Reason.PEER_ENDED,
         Reason.LOST_AND_ABANDONED_BY_USER,
     }
 )

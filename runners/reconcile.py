@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from runners import launch, preflight, supervisor
-from runners.attempts import ID, LOST, AttemptFolder, Verdict, attempt_folders
+from runners.attempts import ID, LOST, AttemptFolder, Claim, Verdict, attempt_folders
 from runners.client import RefusedError, ServerClient, ServerError
 from runners.config import HostConfig, HostDir
 from runners.jobspec import JobSpec
@@ -20,7 +20,9 @@ from runners.messages import (
     AttemptPhase,
     AttemptStatus,
     BeatReply,
+    ClaimReply,
     ClaimRequest,
+    Needs,
     RunRequest,
     StopOrder,
     Wanted,
@@ -41,6 +43,7 @@ _PHASES: dict[Verdict, AttemptPhase] = {
     Verdict.FINISHED: "exited",
 }
 GONE = frozenset({409, 410})  # the attempt is not ours to run, and never will be
+MOST_PORTS = 20  # how many taken ports are reported in one round
 
 
 class Reconciler:
@@ -147,30 +150,43 @@ class Reconciler:
         if folder.path.exists() and folder.judge(self.boot_id) is not Verdict.CLAIMING:
             return
         claim = folder.make_claim(wanted.fence, self.boot_id, wanted.needs)
+        needs = claim.needs
+        for _ in range(MOST_PORTS):
+            reply = self._ask(folder, claim, needs)
+            if reply is None:
+                return
+            if reply.may_start:
+                self._start(folder, reply.request)
+                return
+            ports = _own_ports(reply.request)
+            if needs is None or not ports or needs.ports == ports:
+                return  # the other hosts have not claimed yet: asked again with the next beat
+            needs = needs.model_copy(update={"ports": ports})  # the one before was taken
+
+    def _ask(self, folder: AttemptFolder, claim: Claim, needs: Needs | None) -> ClaimReply | None:
+        """Return the server's answer to a claim; None, with the folder buried, when it is no."""
         place = preflight.Place(self.host_dir, self.config, self._model_roots())
         ask = ClaimRequest(
             fence=claim.fence,
             claim_id=claim.claim_id,
             boot_id=self.boot_id,
-            checks=preflight.look(claim.needs, place) if claim.needs else (),
+            checks=preflight.look(needs, place) if needs else (),
         )
         try:
-            reply = self._client.claim(wanted.attempt_id, ask)
+            return self._client.claim(folder.attempt_id, ask)
         except RefusedError as refusal:
             log.warning("%s", refusal)
             if refusal.status in GONE:
                 folder.bury()
-            return
         except ServerError as error:
-            log.info("the claim of %s waits: %s", wanted.attempt_id, error)
-            return
-        self._start(folder, reply.request)
+            log.info("the claim of %s waits: %s", folder.attempt_id, error)
+        return None
 
     def _start(self, folder: AttemptFolder, request: RunRequest) -> None:
         try:
             self._check_disk()
             spec = launch.confine(request.spec, self._model_roots(), self.host_dir.attempts)
-            argv = self._render(spec, folder.path)
+            argv, env = launch.gang_command(request, spec, self._render(spec, folder.path))
         except LaunchRefusedError as refusal:
             record.write_json(folder.spec, request.model_dump(mode="json"))
             folder.settle(refusal.reason, str(refusal))
@@ -181,7 +197,8 @@ class Reconciler:
             "argv": argv,
             "env": launch.render_env(
                 self.host_dir.path, len(self.running()) + 1, self.config.model_roots
-            ),
+            )
+            | env,
             "max_duration_seconds": request.max_duration_seconds,
         }
         record.write_json(folder.path / record.LAUNCH, document)
@@ -227,3 +244,9 @@ class Reconciler:
         sentence = f"the folder of attempt {folder.attempt_id} is damaged; it was moved to {place}"
         log.error("%s", sentence)
         self.problems.append(sentence)
+
+
+def _own_ports(request: RunRequest) -> tuple[int, ...]:
+    """Return the port reserved on this host; none where another host leads."""
+    gang = request.gang
+    return (gang.master_port,) if gang and gang.node_rank == 0 else ()

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from runners.jobs.ranks import Ranks
+
 PREFIX = "step-"
 
 
@@ -82,6 +84,35 @@ def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tens
         for index, values in state.items()
         for name, value in values.items()
     }
+
+
+def share_progress(
+    ranks: Ranks, model: torch.nn.Module, optimizer: torch.optim.AdamW, state: TrainState | None
+) -> TrainState | None:
+    """Give every rank the lead's weights, and its optimizer and progress where it resumed."""
+    mine = [float(value) for value in asdict(state).values()] if state else [0.0] * 3
+    is_resumed, step, tokens, elapsed = ranks.total(
+        [float(state is not None), *mine] if ranks.is_lead else [0.0] * 4
+    )
+    ranks.copy_from_lead(list(_parameters(model).values()))
+    if not is_resumed:
+        return None
+    moments = _optimizer_tensors(optimizer) if ranks.is_lead else _empty_moments(optimizer)
+    ranks.copy_from_lead([moments[name] for name in sorted(moments)])
+    if not ranks.is_lead:
+        _fill_optimizer(optimizer, moments)
+    return TrainState(int(step), int(tokens), elapsed)
+
+
+def _empty_moments(optimizer: torch.optim.AdamW) -> dict[str, torch.Tensor]:
+    """Return AdamW's tensors for a rank that has made no step, to be overwritten."""
+    found: dict[str, torch.Tensor] = {}
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    for index, parameter in enumerate(parameters):
+        found[f"{index}.step"] = torch.zeros(())
+        found[f"{index}.exp_avg"] = torch.zeros_like(parameter)
+        found[f"{index}.exp_avg_sq"] = torch.zeros_like(parameter)
+    return found
 
 
 def _fill_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:

@@ -46,8 +46,17 @@ class Emitter:
 
     @classmethod
     def from_environment(cls) -> "Emitter":
-        """Return an emitter on the supervisor's pipe, or on stdout when run by hand."""
-        return cls(int(os.environ.get(EVENT_FD_VARIABLE, STDOUT_FD)))
+        """Return an emitter on the supervisor's pipe, or on stdout when run by hand.
+
+        Of several ranks on one host the first speaks for all; torchrun, its parent, holds the
+        pipe.
+        """
+        fd = int(os.environ.get(EVENT_FD_VARIABLE, STDOUT_FD))
+        if "TORCHELASTIC_RUN_ID" not in os.environ or fd == STDOUT_FD:
+            return cls(fd)
+        is_first = os.environ.get("LOCAL_RANK") == "0"
+        held = f"/proc/{os.getppid()}/fd/{fd}" if is_first else os.devnull
+        return cls(os.open(held, os.O_WRONLY | os.O_CLOEXEC))
 
     def say(self, line: str) -> None:
         """Write one line of log; run by hand, stdout belongs to the events."""

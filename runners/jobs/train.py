@@ -2,6 +2,7 @@
 
 import shutil
 import statistics
+import sys
 from pathlib import Path
 
 import torch
@@ -22,6 +23,7 @@ from runners.jobs.loading import (
     stored_quantisation,
 )
 from runners.jobs.memory import Peak, PeakMeter
+from runners.jobs.ranks import RankLostError, Ranks, joined_ranks
 from runners.jobs.runtime import (
     BadInputError,
     Job,
@@ -46,24 +48,41 @@ def work(job: Job) -> None:
         msg = f"kind '{spec.kind}' is not 'train'"
         raise BadInputError(msg)
     with gpu_telemetry(job.emitter):
-        trainer, tokenizer, text, meter = _prepare(job, spec)
-        job.emitter.phase("Training")
-        if not trainer.run():
+        try:
+            with joined_ranks(job, spec.parallel) as ranks:
+                trained = _train(job, spec, ranks)
+        except RankLostError as error:
+            sys.exit(f"RANK_LOST: {error}")
+        if trained is None:
             end_by_sigterm(job)
             return
-        peak = meter.read()
-        _finish(trainer, tokenizer, text, peak)
+        if ranks.is_lead:
+            _finish(*trained)
     shutil.rmtree(job.checkpoint_dir, ignore_errors=True)
 
 
-def _prepare(job: Job, spec: TrainSpec) -> tuple[Trainer, PreTrainedTokenizerFast, str, PeakMeter]:
+Trained = tuple[Trainer, PreTrainedTokenizerFast, str, Peak]
+
+
+def _train(job: Job, spec: TrainSpec, ranks: Ranks) -> Trained | None:
+    """Return what training made, or None when it was stopped and a checkpoint stands."""
+    trainer, tokenizer, text, meter = _prepare(job, spec, ranks)
+    job.emitter.phase("Training")
+    return (trainer, tokenizer, text, meter.read()) if trainer.run() else None
+
+
+def _prepare(
+    job: Job, spec: TrainSpec, ranks: Ranks
+) -> tuple[Trainer, PreTrainedTokenizerFast, str, PeakMeter]:
     """Return what training needs, and a note of the text: the text itself is let go."""
+    _check_share(ranks, spec)
     job.emitter.phase("Reading text")
     corpus = load_corpus()
     job.emitter.phase("Preparing tokens")
     tokenizer = _tokenizer(job, spec, corpus)
     train_ids = tokenized(tokenizer, corpus.train, f"{corpus.digest}/train", job.cache_dir)
     held_out = tokenized(tokenizer, corpus.held_out, f"{corpus.digest}/held-out", job.cache_dir)
+    _check_same_text(ranks, corpus.digest)
     text = f"corpus {corpus.digest[:16]}, {len(corpus.train)} training documents"
     del corpus
     device = pick_device()
@@ -75,9 +94,39 @@ def _prepare(job: Job, spec: TrainSpec) -> tuple[Trainer, PreTrainedTokenizerFas
         # For short sequences the plain product was 20-45 % faster per step than torch's flash
         # kernel for CPUs (192 wide, 4 layers, bf16, AVX-512).
         model.set_attn_implementation("eager")
-    trainer = Trainer(job, spec, model, train_ids, held_out, device)
+    trainer = Trainer(job, spec, model, train_ids, held_out, device, ranks)
     trainer.resume()
     return trainer, tokenizer, text, meter
+
+
+def _check_share(ranks: Ranks, spec: TrainSpec) -> None:
+    """Refuse more ranks than a step has micro-batches.
+
+    Raises:
+        BadInputError: some ranks would have nothing to do.
+    """
+    if spec.gradient_accumulation_steps < ranks.size:
+        msg = (
+            f"{ranks.size} ranks share {spec.gradient_accumulation_steps} micro-batches a step; "
+            "ask for at least as many, with a larger batch or smaller micro-batches"
+        )
+        raise BadInputError(msg)
+
+
+def _check_same_text(ranks: Ranks, digest: str) -> None:
+    """Refuse to train on texts that differ from rank to rank: one step would be several.
+
+    Raises:
+        BadInputError: the lead's text is another one.
+    """
+    mine = float(int(digest[:12], 16))  # 48 bits: exact as a float
+    (lead,) = ranks.total([mine if ranks.is_lead else 0.0])
+    if mine != lead:
+        msg = (
+            "this host's text is not the first host's: it comes with Python, so install the same "
+            "Python version on every host of the pool"
+        )
+        raise BadInputError(msg)
 
 
 def _tokenizer(job: Job, spec: TrainSpec, corpus: Corpus) -> PreTrainedTokenizerFast:
@@ -164,6 +213,8 @@ def _notes(trainer: Trainer, text: str, perplexity: Perplexity, peak: Peak) -> d
         "device": str(trainer.device),
         "threads": str(torch.get_num_threads()),
     }
+    if not trainer.ranks.is_alone:
+        notes["ranks"] = f"{trainer.ranks.size}, each with its share of every step's micro-batches"
     if trainer.resumed_at_step is not None:
         notes["resumed"] = f"from the checkpoint at step {trainer.resumed_at_step}"
     return notes

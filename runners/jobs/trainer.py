@@ -1,16 +1,20 @@
-"""The training loop: AdamW in one process, paced by a time budget, a step limit or both."""
+"""The training loop: AdamW on one or many ranks, paced by a time budget, a step limit or both."""
 
+import contextlib
 import math
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
-from runners.jobs.checkpoint import TrainState, load_latest, save_checkpoint
+from runners.jobs.checkpoint import TrainState, load_latest, save_checkpoint, share_progress
 from runners.jobs.evaluation import evaluate
+from runners.jobs.ranks import ALONE, Ranks, lost_rank_named
 from runners.jobs.runtime import Job
 from runners.jobs.tokenizer import TokenIds
 from runners.jobspec import TrainSpec
@@ -92,6 +96,7 @@ class Trainer:
     train_ids: TokenIds
     held_out_ids: TokenIds
     device: torch.device
+    ranks: Ranks = ALONE
     state: TrainState = field(default_factory=TrainState)
     step_seconds: list[float] = field(default_factory=list)
     last_loss: float = math.nan
@@ -100,14 +105,19 @@ class Trainer:
     def __post_init__(self) -> None:
         self.optimizer = build_optimizer(self.model, self.spec.learning_rate)
         self.pace = Pace(self.spec.max_steps, self.spec.time_budget_seconds)
+        self._replica: PreTrainedModel | DistributedDataParallel = self.model
         self._next_metric_at = 0.0
         self._next_line_at = 0.0
         self._next_validation = 1.0 / VALIDATIONS_PER_RUN
         self._last_checkpoint_at = time.monotonic()
 
     def resume(self) -> None:
-        """Continue from the attempt's newest checkpoint, if it has one."""
-        state = load_latest(self.job.checkpoint_dir, self.model, self.optimizer)
+        """Continue from the lead's newest checkpoint, if it has one, with weights like its own."""
+        state = None
+        if self.ranks.is_lead:
+            state = load_latest(self.job.checkpoint_dir, self.model, self.optimizer)
+        if not self.ranks.is_alone:
+            state = share_progress(self.ranks, self.model, self.optimizer, state)
         if state is not None:
             self.state = state
             self.resumed_at_step = state.step
@@ -115,49 +125,86 @@ class Trainer:
             self._next_validation = (done + 1) / VALIDATIONS_PER_RUN
 
     def run(self) -> bool:
-        """Train to the end; return False when a stop was asked for and a checkpoint stands."""
+        """Train to the end; return False when a stop was asked for and a checkpoint stands.
+
+        Raises:
+            RankLostError: another rank was silent for longer than the job allows.
+            DivergedError: the loss is no number any more.
+        """
         self.model.train()
-        while self.pace.fraction(self.state) < 1.0:
-            if self.job.stop_requested.is_set():
+        self._replica = self.ranks.join(self.model)
+        while True:
+            is_stopped = self._agree()
+            if self.pace.fraction(self.state) >= 1.0:
+                return True
+            if is_stopped:
                 self.checkpoint()
                 return False
             began = time.monotonic()
             values = self._step()
             self._after_step(values, began)
-        return True
+
+    def _agree(self) -> bool:
+        """Take the lead's clock for everybody's, and return whether a stop was asked for."""
+        counts = self.ranks.is_lead or self.spec.parallel.on_lost_rank == "stop"
+        asks = counts and self.job.stop_requested.is_set()
+        elapsed = self.state.elapsed_seconds if self.ranks.is_lead else 0.0
+        num_asking, self.state.elapsed_seconds = self.ranks.total([float(asks), elapsed])
+        return num_asking > 0
 
     def checkpoint(self) -> None:
-        """Save model, optimizer and progress."""
-        save_checkpoint(self.job.checkpoint_dir, self.model, self.optimizer, self.state)
+        """Save model, optimizer and progress, which the lead does for all."""
+        if self.ranks.is_lead:
+            save_checkpoint(self.job.checkpoint_dir, self.model, self.optimizer, self.state)
         self._last_checkpoint_at = time.monotonic()
 
     def _step(self) -> dict[str, float]:
         rate = self.spec.learning_rate * learning_rate_ratio(self.pace.fraction(self.state))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        loss = sum(self._backward(index) for index in range(self._micro_steps))
+        mine = self._own_loss()
+        (self.last_loss,) = self.ranks.total([mine])
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.last_loss = float(loss)
         if not math.isfinite(self.last_loss):
             msg = (
                 f"the loss became {self.last_loss} at step {self.state.step + 1}; start again "
                 f"with a learning rate below {self.spec.learning_rate:g}"
             )
             raise DivergedError(msg)
-        return {"loss": self.last_loss, "grad_norm": float(norm), "learning_rate": rate}
+        loss = self.last_loss if self.ranks.is_lead else mine * self._micro_steps / len(self._own)
+        return {"loss": loss, "grad_norm": float(norm), "learning_rate": rate}
+
+    @property
+    def _own(self) -> range:
+        """Return the micro-batches of a step that this rank computes."""
+        return self.ranks.share(self._micro_steps)
+
+    def _own_loss(self) -> float:
+        """Return this rank's share of the mean loss; its last part exchanges the gradients."""
+        *others, last = self._own
+        with self._unsynced():
+            loss = sum(self._backward(index) for index in others)
+        with lost_rank_named(self.ranks):
+            return loss + self._backward(last)
+
+    def _unsynced(self) -> AbstractContextManager[None]:
+        if isinstance(self._replica, DistributedDataParallel):
+            return self._replica.no_sync()
+        return contextlib.nullcontext()
 
     def _backward(self, micro_step: int) -> float:
         batch = sample_batch(self.train_ids, self.spec, self.state.step, micro_step)
         batch = batch.to(self.device)
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.spec.compute_dtype)
         with torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
-            logits = self.model(input_ids=batch[:, :-1], use_cache=False).logits
+            logits = self._replica(input_ids=batch[:, :-1], use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(
             logits.float().flatten(0, 1), batch[:, 1:].flatten()
         )
-        torch.autograd.backward(loss / self._micro_steps)
+        # The ranks' gradients are averaged, so each counts for as many as there are.
+        torch.autograd.backward(loss * self.ranks.size / self._micro_steps)
         return float(loss.detach()) / self._micro_steps
 
     @property
@@ -170,9 +217,11 @@ class Trainer:
         self.state.step += 1
         self.state.tokens += tokens
         self.step_seconds.append(seconds)
-        speed = {"tokens_per_second": tokens / seconds, "step_seconds": seconds}
+        said = tokens if self.ranks.is_lead else tokens * len(self._own) / self._micro_steps
+        speed = {"tokens_per_second": said / seconds, "step_seconds": seconds}
         self._emit({**values, **speed})
-        self._validate_when_due()
+        if self.ranks.is_lead:
+            self._validate_when_due()
         if time.monotonic() - self._last_checkpoint_at >= self.spec.checkpoint_every_seconds:
             self.checkpoint()
         self.state.elapsed_seconds += time.monotonic() - began
@@ -186,7 +235,7 @@ class Trainer:
         self.job.emitter.metric(values, step=self.state.step)
         if now >= self._next_line_at or is_last:
             self._next_line_at = now + SAY_INTERVAL_SECONDS
-            self.job.emitter.say(step_line(self.state.step, values))
+            self.job.emitter.say(self.ranks.name + step_line(self.state.step, values))
         self.job.emitter.progress(
             *self.pace.progress(self.state), self.pace.eta_seconds(self.state)
         )

@@ -27,6 +27,11 @@ WORDS: Mapping[Reason, Words] = {
         "The devices stopped hearing each other.",
         "Check the links between the devices on the host's page, then clone the job.",
     ),
+    Reason.RANK_LOST: Words(
+        "A part of the job lost its connection to the others.",
+        "See in the logs of each host which one fell silent, check the network between them, "
+        "then clone the job.",
+    ),
     Reason.EXIT_NONZERO: Words(
         "The job's program reported a failure.",
         "Read the last lines of its log; they name the cause.",
@@ -95,6 +100,10 @@ WORDS: Mapping[Reason, Words] = {
     ),
     Reason.SUPERSEDED: Words(
         "A newer attempt took this one's place.", "Look at the newer attempt."
+    ),
+    Reason.PEER_ENDED: Words(
+        "It was stopped because the part of the job on another host had ended.",
+        "Look at the host that the job's reason names.",
     ),
     Reason.LOST_AND_ABANDONED_BY_USER: Words(
         "The host fell silent and a person gave the job up.",

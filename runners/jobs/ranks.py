@@ -1,0 +1,153 @@
+"""The ranks of a training on several devices or hosts: who leads, what they agree on.
+
+torchrun says which rank this process is. The first rank of the first host leads: it alone
+reports, evaluates and saves. Alone, a process is its own lead and nothing is exchanged.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from transformers import PreTrainedModel
+
+from runners.jobs.loading import pick_device
+from runners.jobs.runtime import Job, die_with_parent
+from runners.jobspec import DataParallel
+
+# How torch 2.13 says that another rank is gone or silent; gloo raises plain RuntimeErrors.
+LOST_WORDS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Timed out waiting",
+    "Broken pipe",
+    "Connection refused",
+    "remote process exited",
+    "Socket Timeout",
+    "failed to recv",
+    "wait timeout after",
+)
+SOURCE_PLACE = re.compile(r"^\[[^\]]*\] ")  # where in gloo's sources the error arose
+
+
+class RankLostError(Exception):
+    """Another rank is gone, or was silent for longer than the job allows."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among its peers."""
+
+    rank: int = 0
+    size: int = 1
+    lead: int = 0
+    local_rank: int = 0
+
+    @property
+    def is_lead(self) -> bool:
+        """Tell whether this rank reports, evaluates and saves for all."""
+        return self.rank == self.lead
+
+    @property
+    def is_alone(self) -> bool:
+        """Tell whether there is nobody to agree with."""
+        return self.size == 1
+
+    @property
+    def name(self) -> str:
+        """Return how log lines call this rank; nothing where it is the only one."""
+        return "" if self.is_alone else f"[rank {self.rank}] "
+
+    def share(self, count: int) -> range:
+        """Return which of ``count`` micro-batches of a step this rank computes."""
+        return range(self.rank, count, self.size)
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """Return the sums of the ranks' values.
+
+        Raises:
+            RankLostError: not every rank answered in time.
+        """
+        if self.is_alone:
+            return list(values)
+        summed = torch.tensor(values, dtype=torch.float64)
+        with lost_rank_named(self):
+            dist.all_reduce(summed)
+        return [float(value) for value in summed]
+
+    def copy_from_lead(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Overwrite tensors with the lead's; all ranks pass the same shapes in the same order.
+
+        Raises:
+            RankLostError: not every rank answered in time.
+        """
+        if self.is_alone:
+            return
+        with lost_rank_named(self), torch.no_grad():
+            for tensor in tensors:
+                sent = tensor.detach().to(pick_device()).contiguous()
+                dist.broadcast(sent, src=self.lead)
+                tensor.copy_(sent)
+
+    def join(self, model: PreTrainedModel) -> PreTrainedModel | DistributedDataParallel:
+        """Return what to run forward: the model, with gradients averaged over the ranks."""
+        if self.is_alone:
+            return model
+        devices = [self.local_rank] if torch.cuda.is_available() else None
+        with lost_rank_named(self):
+            return DistributedDataParallel(model, device_ids=devices, broadcast_buffers=False)
+
+
+ALONE = Ranks()
+
+
+@contextlib.contextmanager
+def joined_ranks(job: Job, parallel: DataParallel) -> Iterator[Ranks]:
+    """Meet the other ranks, and part from them when the block has ended well.
+
+    Raises:
+        RankLostError: they were not there in time.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        yield ALONE
+        return
+    die_with_parent()
+    local_rank = int(os.environ["LOCAL_RANK"])
+    has_gpu = torch.cuda.is_available()
+    if has_gpu:
+        torch.cuda.set_device(local_rank)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    with lost_rank_named(Ranks(rank, size)):
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if has_gpu else "gloo",
+            timeout=timedelta(seconds=parallel.rank_timeout_seconds),
+        )
+    gang = job.request.gang
+    is_lead = (gang is None or gang.node_rank == 0) and local_rank == 0
+    (lead,) = Ranks(rank, size).total([float(rank) if is_lead else 0.0])
+    yield Ranks(rank, size, int(lead), local_rank)
+    dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def lost_rank_named(ranks: Ranks) -> Iterator[None]:
+    """Turn what torch says of a lost connection into one error.
+
+    Raises:
+        RankLostError: that is what the error means.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        is_lost = isinstance(error, dist.DistError) or any(
+            words in str(error) for words in LOST_WORDS
+        )
+        if ranks.is_alone or not is_lost:
+            raise
+        said = SOURCE_PLACE.sub("", str(error).strip().splitlines()[0]).partition(". ")[0]
+        raise RankLostError(f"rank {ranks.rank} of {ranks.size}: {said}") from error

@@ -1,0 +1,252 @@
+"""A job on several hosts: torchrun's command, this host's addresses, waiting for the others."""
+
+import json
+import socket
+import sys
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from pydantic import ValidationError
+
+from runners import gangs
+from runners.attempts import AttemptFolder, Verdict
+from runners.client import ServerClient
+from runners.config import HostConfig, HostConfigError
+from runners.gangs import NoSuchAddressError, endpoint, gang_env, interface_of, torchrun_argv
+from runners.jobspec import BenchmarkSpec, DataParallel, DemoModel, TrainSpec
+from runners.launch import LaunchRefusedError, gang_command
+from runners.messages import ClaimReply, Needs, RunRequest, Wanted
+from runners.places import Gang
+from runners.probe import host_facts
+from runners.reasons import Reason
+from runners.reconcile import Reconciler
+from runners.supervision import procfs, record
+from tests.runners.programs import FOREVER
+from tests.runners.tools import A1
+from tests.stack import free_port
+
+COMMAND = ["python", "-m", "runners.jobs.train", "/attempt"]
+
+
+def gang(**changes: object) -> Gang:
+    fields = {
+        "node_rank": 0,
+        "num_nodes": 3,
+        "master_address": "127.0.0.1",
+        "master_port": 29400,
+        "own_address": "127.0.0.1",
+        "rendezvous_id": "a1",
+    }
+    return Gang(**{**fields, **changes})
+
+
+def options(parallel: DataParallel, **changes: object) -> dict[str, str]:
+    argv = torchrun_argv(COMMAND, gang(**changes), parallel)
+    return dict(part[2:].split("=", 1) for part in argv if part.startswith("--"))
+
+
+def test_torchrun_stands_between_the_interpreter_and_the_job():
+    argv = torchrun_argv(COMMAND, gang(), DataParallel())
+
+    assert argv[:3] == ["python", "-m", "torch.distributed.run"]
+    assert argv[-3:] == COMMAND[1:]
+
+
+def test_every_host_must_be_there_where_a_lost_rank_stops_the_job():
+    found = options(DataParallel(on_lost_rank="stop", min_hosts=1))
+
+    assert (found["nnodes"], found["max-restarts"]) == ("3:3", "0")
+
+
+def test_a_job_that_shrinks_starts_again_once_for_each_host_it_may_lose():
+    found = options(DataParallel(on_lost_rank="shrink", min_hosts=2))
+
+    assert (found["nnodes"], found["max-restarts"]) == ("2:3", "1")
+
+
+def test_the_least_number_of_hosts_is_never_above_those_there_are():
+    assert options(DataParallel(on_lost_rank="shrink", min_hosts=9))["nnodes"] == "3:3"
+
+
+@pytest.mark.parametrize(("node_rank", "is_host"), [(0, "true"), (2, "false")])
+def test_only_the_first_host_holds_the_meeting_point(node_rank, is_host):
+    waits = options(DataParallel(), node_rank=node_rank)["rdzv-conf"]
+
+    assert f"is_host={is_host}," in waits
+
+
+def test_a_host_counts_as_lost_when_its_ranks_would():
+    waits = options(DataParallel(rank_timeout_seconds=60))["rdzv-conf"]
+
+    assert "read_timeout=60" in waits
+    assert "keep_alive_interval=10,keep_alive_max_attempt=3" in waits
+
+
+def test_an_address_of_version_6_stands_in_brackets():
+    assert endpoint("fd00::7", 29400) == "[fd00::7]:29400"
+    assert endpoint("10.0.0.7", 29400) == "10.0.0.7:29400"
+
+
+@pytest.mark.parametrize("address", ["--nproc-per-node", "host; rm -rf /", "", "10.0.0.7:1"])
+def test_a_place_names_addresses_and_nothing_else(address):
+    with pytest.raises(ValidationError):
+        gang(master_address=address)
+
+
+@pytest.mark.parametrize("name", ["a b", "a/../b", "x" * 65, "a\nb"])
+def test_a_rendezvous_has_a_plain_name(name):
+    with pytest.raises(ValidationError):
+        gang(rendezvous_id=name)
+
+
+def test_both_backends_use_the_interface_that_has_the_address():
+    found = gang_env(gang())
+
+    assert found["GLOO_SOCKET_IFNAME"] == found["NCCL_SOCKET_IFNAME"] == "lo"
+
+
+def test_an_address_of_another_machine_is_refused_with_the_way_out():
+    with pytest.raises(NoSuchAddressError, match=r"192\.0\.2\.77 is not an address of this host"):
+        interface_of("192.0.2.77")
+
+
+def test_what_only_this_machine_can_reach_is_not_offered(monkeypatch):
+    def card(address: str) -> SimpleNamespace:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return SimpleNamespace(family=family, address=address)
+
+    stats = {"eth0": SimpleNamespace(isup=True), "eth1": SimpleNamespace(isup=False)}
+    here = [card("fd00::7"), card("fe80::1%eth0"), card("169.254.1.1"), card("10.9.8.7")]
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: stats)
+    found = {"eth0": here, "eth1": [card("10.1.1.1")]}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
+
+    assert gangs.own_addresses() == ("10.9.8.7", "fd00::7")
+    assert gangs.own_addresses("fd00::7") == ("fd00::7", "10.9.8.7")
+
+
+def test_a_host_says_its_addresses_and_the_ports_that_may_be_reserved(host_dir):
+    facts = host_facts(host_dir.path, HostConfig(address="127.0.0.1", first_gang_port=30000))
+
+    assert facts.addresses[0] == "127.0.0.1"
+    assert (facts.first_gang_port, facts.last_gang_port) == (30000, 29499)
+
+
+def test_choosing_an_address_keeps_what_else_the_operator_set(host_dir):
+    (host_dir.path / "config.json").write_text('{"min_free_bytes": 7}')
+
+    host_dir.save_address("10.0.0.7")
+
+    assert json.loads((host_dir.path / "config.json").read_text()) == {
+        "min_free_bytes": 7,
+        "address": "10.0.0.7",
+    }
+
+
+def test_an_address_that_is_none_makes_the_settings_invalid(host_dir):
+    (host_dir.path / "config.json").write_text('{"address": "the-blue-one"}')
+
+    with pytest.raises(HostConfigError, match="address"):
+        host_dir.config()
+
+
+def request(place: Gang | None, **changes: object) -> RunRequest:
+    fields = {"attempt_id": A1, "job_id": "j1", "number": 1, "fence": "f", "spec": TrainSpec()}
+    return RunRequest(**{**fields, "gang": place, **changes})
+
+
+def test_a_job_of_one_process_is_left_as_it_is():
+    assert gang_command(request(None), TrainSpec(), COMMAND) == (COMMAND, {})
+
+
+def test_only_training_is_shared_out():
+    spec = BenchmarkSpec(model=DemoModel())
+
+    with pytest.raises(LaunchRefusedError, match="runs on one device") as refused:
+        gang_command(request(gang(), spec=spec), spec, COMMAND)
+
+    assert refused.value.reason is Reason.VERSION_INCOMPATIBLE
+
+
+def test_a_host_without_the_address_refuses_before_anything_starts():
+    with pytest.raises(LaunchRefusedError, match="choose another on the host's page") as refused:
+        gang_command(request(gang(own_address="192.0.2.77")), TrainSpec(), COMMAND)
+
+    assert refused.value.reason is Reason.PREFLIGHT_FAILED
+
+
+# Claiming together
+
+
+@pytest.fixture
+def reconciler(acceptor, host_dir, attempts):
+    client = ServerClient(acceptor.url, "host-credential")
+    yield Reconciler(
+        host_dir,
+        HostConfig(min_free_bytes=0),
+        client,
+        boot_id=procfs.boot_id(),
+        render=lambda _spec, _folder: [sys.executable, "-c", FOREVER],
+    )
+    client.close()
+
+
+@pytest.fixture
+def answered(acceptor):
+    """Let the server answer claims with places in turn; return what it was asked."""
+    asked = []
+
+    def answer(*places: tuple[Gang, bool]):
+        turns = list(places)
+        acceptor.want(A1, TrainSpec())
+
+        def claim(_attempt_id, said):
+            asked.append(said)
+            place, may_start = turns.pop(0) if len(turns) > 1 else turns[0]
+            run = acceptor.attempts[A1].request.model_copy(update={"gang": place})
+            return 200, ClaimReply(request=run, may_start=may_start)
+
+        acceptor.claim = claim
+        return asked
+
+    return answer
+
+
+def wanted(acceptor, **needs: object) -> Wanted:
+    fence = acceptor.attempts[A1].fence
+    return Wanted(attempt_id=A1, fence=fence, needs=Needs(kind="train", **needs))
+
+
+def test_a_host_that_waits_for_the_others_starts_nothing(acceptor, reconciler, answered, host_dir):
+    asked = answered((gang(node_rank=1), False))
+
+    reconciler.claim(wanted(acceptor))
+    reconciler.retry_claims()
+
+    assert AttemptFolder(host_dir.attempts / A1).judge(procfs.boot_id()) is Verdict.CLAIMING
+    assert len(asked) == 2
+    assert asked[0].claim_id == asked[1].claim_id
+
+
+def test_the_first_host_tries_the_next_port_where_one_is_taken(acceptor, reconciler, answered):
+    with socket.create_server(("", 0)) as other:
+        taken, free = other.getsockname()[1], free_port()
+        asked = answered((gang(master_port=free), False))
+
+        reconciler.claim(wanted(acceptor, ports=(taken,)))
+
+    found = [{each.name: each.ok for each in said.checks}["ports"] for said in asked]
+    assert found == [False, True]
+
+
+def test_once_all_are_there_torchrun_starts_with_the_place(
+    acceptor, reconciler, answered, host_dir
+):
+    answered((gang(node_rank=1, num_nodes=2), True))
+
+    reconciler.claim(wanted(acceptor))
+
+    launch = record.read_json(host_dir.attempts / A1 / record.LAUNCH)
+    assert "torch.distributed.run" in launch["argv"]
+    assert launch["env"]["GLOO_SOCKET_IFNAME"] == "lo"
