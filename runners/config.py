@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
 from runners.places import IpAddress, Port
 
@@ -39,6 +39,7 @@ class HostConfig(BaseModel):
     model_roots: tuple[Path, ...] = ()  # folders that a job may read models from
     upload_cap_bytes: NonNegativeInt = 2 * 1024**3  # larger artefacts stay on the host
     min_free_bytes: NonNegativeInt = 2 * 1024**3  # below it no new attempt starts
+    job_memory_bytes: PositiveInt | None = None  # what each process of a job may take at most
     max_beat_seconds: float = Field(default=10.0, gt=0)
     address: IpAddress | None = None  # by which other hosts reach this one; None: its first
     first_gang_port: Port = 29400  # one is reserved for each job over several hosts

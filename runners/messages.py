@@ -341,6 +341,18 @@ class ArtefactBody(Message):
     facts: dict[str, Any] = Field(default_factory=dict)
 
 
+class EndConditions(Message):
+    """How the host was when the attempt ended, as far as it could be read."""
+
+    memory_available_bytes: NonNegativeInt | None = None
+    swap_free_bytes: NonNegativeInt | None = None
+    group_memory_available_bytes: NonNegativeInt | None = None  # of the control group's limit
+    disk_free_bytes: NonNegativeInt | None = None
+    load: NonNegativeFloat | None = None  # processes that wanted to run, mean of a minute
+    temperature_celsius: FiniteFloat | None = None  # the hottest of the machine's own sensors
+    xids: tuple[str, ...] = ()  # the GPU driver's reports while the attempt ran
+
+
 class ExitRecord(Message):
     """How an attempt ended; ``by`` says who wrote it."""
 
@@ -354,6 +366,7 @@ class ExitRecord(Message):
     dropped_log_bytes: NonNegativeInt = 0
     dropped_events: NonNegativeInt = 0
     peak_rss_bytes: NonNegativeInt | None = None
+    conditions: EndConditions | None = None
 
 
 class RunEvent(Message):

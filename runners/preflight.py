@@ -71,7 +71,7 @@ def _checks(needs: Needs, place: Place, library: probe.Library | None) -> Iterat
             "See on the host's page which GPUs it reports; cordon the one that is gone.",
         )
     if library is None or not gpus:
-        yield _memory(needs)
+        yield _memory(needs, place)
         return
     yield _gpu_memory(needs, gpus)
     yield _foreign(gpus)
@@ -161,14 +161,15 @@ def _is_free(port: int) -> bool:
 # Memory
 
 
-def _memory(needs: Needs) -> PreflightCheck:
-    """Hold the predicted peak against what is free and what the control group still allows."""
-    available = psutil.virtual_memory().available
-    room = cgroup.memory_headroom()
-    is_capped = room is not None and room < available
-    have = room if room is not None and is_capped else available
-    whose = "this host's control group allows" if is_capped else "are available"
-    return _enough("memory", f"{have / GIB:.2f} GiB of memory {whose}", have, needs.memory_bytes)
+def _memory(needs: Needs, place: Place) -> PreflightCheck:
+    """Hold the predicted peak against what is free, and against what any limit still allows."""
+    free = {"are available": psutil.virtual_memory().available}
+    if (room := cgroup.memory_headroom()) is not None:
+        free["are left to this host's control group"] = room
+    if place.config.job_memory_bytes:
+        free["are what this host lets a job take"] = place.config.job_memory_bytes
+    words, have = min(free.items(), key=lambda each: each[1])
+    return _enough("memory", f"{have / GIB:.2f} GiB of memory {words}", have, needs.memory_bytes)
 
 
 def _gpu_memory(needs: Needs, gpus: Sequence[Gpu]) -> PreflightCheck:

@@ -200,6 +200,7 @@ class Reconciler:
             )
             | env,
             "max_duration_seconds": request.max_duration_seconds,
+            "memory_limit_bytes": self.config.job_memory_bytes,
         }
         record.write_json(folder.path / record.LAUNCH, document)
         resolved = request.model_copy(update={"spec": spec})

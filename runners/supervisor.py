@@ -21,7 +21,7 @@ if __name__ == "__main__":  # with -S no installed package is found, not even th
 
 from runners.reasons import Reason
 from runners.spool import SpoolWriter
-from runners.supervision import child, procfs, record
+from runners.supervision import child, conditions, procfs, record
 from runners.supervision.classify import Ending, classify
 from runners.supervision.intake import MAX_LINE_BYTES, EventRefusedError, parse_line
 from runners.supervision.output import CappedLog, LastLines, LogEvents
@@ -66,6 +66,7 @@ class Supervisor:
         self._event_line = b""
         self._refusals = 0
         self._oom_kills = procfs.oom_kills()
+        self._began_at = time.monotonic()
         self._child: child.Child | None = None
         self._selector = selectors.DefaultSelector()
         self._woken, self._wake = os.pipe()
@@ -83,7 +84,11 @@ class Supervisor:
         child.become_subreaper()
         try:
             self._child = child.start(
-                self.launch["attempt_id"], self.launch["argv"], self.launch["env"], self.folder
+                self.launch["attempt_id"],
+                self.launch["argv"],
+                self.launch["env"],
+                self.folder,
+                self.launch.get("memory_limit_bytes"),
             )
         except OSError as error:
             self.last_lines.feed(f"{self.launch['argv'][0]}: {error.strerror}\n".encode())
@@ -279,6 +284,7 @@ class Supervisor:
                 "dropped_log_bytes": left_out,
                 "dropped_events": self.spool.dropped_events,
                 "peak_rss_bytes": peak or None,
+                "conditions": conditions.read(self.folder, self._began_at),
             },
         )
         self.spool.append("exited", written)

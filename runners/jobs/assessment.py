@@ -6,7 +6,7 @@ from runners.jobs.corpus import Corpus, load_corpus
 from runners.jobs.evaluation import Perplexity, evaluate
 from runners.jobs.generation import Repetition, Speed, Workload, measure_speed
 from runners.jobs.loading import LoadedModel, quantised_matrices
-from runners.jobs.memory import Peak, PeakMeter, model_bytes, tensor_bytes
+from runners.jobs.memory import Peak, PeakMeter, model_bytes, tensor_bytes, terms_held
 from runners.jobs.runtime import Job
 from runners.jobs.stages import Stages
 from runners.jobs.tokenizer import TokenIds, tokenized
@@ -97,7 +97,10 @@ def assess(
         job.emitter.metric(repetition_speeds(sampling.workload, repetition), step=done)
         stages.advance(SPEED_SHARE * done / sampling.repetitions)
 
+    held = {"weights": model_bytes(loaded.model), "runtime_overhead": meter.read().start_bytes}
+    job.emitter.metric(terms_held(held))
     speed = measure_speed(loaded.model, sampling.workload, sampling.repetitions, chart)
+    job.emitter.metric(terms_held({"kv_cache": speed.kv_cache_bytes}))
     peak = meter.read()
     perplexity = None
     if (ids := held_out_ids(job, loaded)) is not None:

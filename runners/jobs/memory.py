@@ -2,7 +2,7 @@
 
 import ctypes
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,14 @@ from transformers import Cache, PreTrainedModel
 PROC = Path("/proc/self")
 KIB = 1024
 RESET_PEAK_RSS = "5"  # proc(5): writing 5 to clear_refs resets VmHWM
+
+
+def terms_held(held: Mapping[str, int]) -> dict[str, float]:
+    """Return measured bytes by the planner's tensor classes, as metrics name them.
+
+    They are told as soon as they are held: should the rest not fit, it is known what was there.
+    """
+    return {f"held_{term}_bytes": float(size) for term, size in held.items()}
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,17 @@ def tensor_bytes(tensor: torch.Tensor) -> int:
         return sum(tensor_bytes(getattr(tensor, name)) for name in names)
     held = tensor.numel() * tensor.element_size()
     return held + sum(tensor_bytes(each) for each in _quant_state_tensors(tensor))
+
+
+def gradient_bytes(model: PreTrainedModel) -> int:
+    """Return the bytes of the gradients that are held now."""
+    return sum(tensor_bytes(each.grad) for each in model.parameters() if each.grad is not None)
+
+
+def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Return the bytes of the optimiser's states."""
+    states = (value for state in optimizer.state.values() for value in state.values())
+    return sum(tensor_bytes(each) for each in states if isinstance(each, torch.Tensor))
 
 
 def model_bytes(model: PreTrainedModel) -> int:

@@ -22,7 +22,7 @@ from runners.jobs.loading import (
     ready,
     stored_quantisation,
 )
-from runners.jobs.memory import Peak, PeakMeter
+from runners.jobs.memory import Peak, PeakMeter, model_bytes
 from runners.jobs.ranks import RankLostError, Ranks, joined_ranks
 from runners.jobs.runtime import (
     BadInputError,
@@ -96,6 +96,7 @@ def _prepare(
         model.set_attn_implementation("eager")
     trainer = Trainer(job, spec, model, train_ids, held_out, device, ranks)
     trainer.resume()
+    trainer.tell_held(weights=model_bytes(model), runtime_overhead=meter.read().start_bytes)
     return trainer, tokenizer, text, meter
 
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from runners.jobs.checkpoint import TrainState, load_latest, save_checkpoint, share_progress
 from runners.jobs.evaluation import evaluate
+from runners.jobs.memory import gradient_bytes, optimizer_bytes, terms_held
 from runners.jobs.ranks import ALONE, Ranks, lost_rank_named
 from runners.jobs.runtime import Job
 from runners.jobs.tokenizer import TokenIds
@@ -164,8 +165,12 @@ class Trainer:
             group["lr"] = rate
         mine = self._own_loss()
         (self.last_loss,) = self.ranks.total([mine])
+        if not self.step_seconds:  # told in this order: the next allocation may be one too many
+            self.tell_held(gradients=gradient_bytes(self.model))
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM)
         self.optimizer.step()
+        if not self.step_seconds:
+            self.tell_held(optimizer_states=optimizer_bytes(self.optimizer))
         self.optimizer.zero_grad(set_to_none=True)
         if not math.isfinite(self.last_loss):
             msg = (
@@ -193,6 +198,10 @@ class Trainer:
         if isinstance(self._replica, DistributedDataParallel):
             return self._replica.no_sync()
         return contextlib.nullcontext()
+
+    def tell_held(self, **held: int) -> None:
+        """Say which bytes are held from the step on that comes next."""
+        self.job.emitter.metric(terms_held(held), step=self.state.step + 1)
 
     def _backward(self, micro_step: int) -> float:
         batch = sample_batch(self.train_ids, self.spec, self.state.step, micro_step)

@@ -5,6 +5,7 @@ Standard library only.
 
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -42,8 +43,17 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
-def start(attempt_id: str, argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> Child:
+def start(
+    attempt_id: str,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    cwd: Path,
+    memory_limit_bytes: int | None = None,
+) -> Child:
     """Start the job in a session of its own and return it with its pipes.
+
+    ``memory_limit_bytes`` is what each of its processes may take for data: beyond it an
+    allocation fails there and then, and the rest of the machine does not notice.
 
     Raises:
         OSError: the program cannot be executed.
@@ -56,6 +66,8 @@ def start(attempt_id: str, argv: Sequence[str], env: Mapping[str, str], cwd: Pat
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != supervisor:  # it died before the line above took hold
             os.kill(os.getpid(), signal.SIGKILL)
+        if memory_limit_bytes:
+            resource.setrlimit(resource.RLIMIT_DATA, (memory_limit_bytes, memory_limit_bytes))
         with suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
 

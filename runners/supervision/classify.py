@@ -8,11 +8,13 @@ import signal
 from typing import NamedTuple
 
 from runners.reasons import Reason
+from runners.supervision import oom
 
 _TEXTS = (
     # What a job process writes to stderr itself when it lacks its input.
     (Reason.MODEL_OR_DATA_MISSING, re.compile(r"^MODEL_OR_DATA_MISSING: ", re.MULTILINE)),
-    (Reason.OOM_GPU, re.compile(r"CUDA out of memory|OutOfMemoryError")),
+    (Reason.OOM_GPU, oom.GPU),
+    (Reason.OOM_HOST, oom.HOST),
     (Reason.NCCL_TIMEOUT, re.compile(r"NCCL.*timeout|Watchdog caught collective", re.IGNORECASE)),
     (Reason.DISK_FULL, re.compile(r"No space left")),
     (Reason.GPU_FAULT, re.compile(r"CUDA error: .*(ECC|Xid|unspecified launch)")),

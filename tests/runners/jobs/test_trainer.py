@@ -47,6 +47,22 @@ def test_the_loss_falls(make_trainer, events_path):
     assert losses[-1] < 0.7 * losses[0]
 
 
+def test_what_training_holds_is_told_once_by_the_planners_terms(make_trainer, events_path):
+    trainer = make_trainer(max_steps=3)
+    size = 4 * sum(each.numel() for each in trainer.model.parameters())
+
+    trainer.run()
+    trainer.job.emitter.close()
+
+    bodies = [each["body"] for each in read_events(events_path) if each["kind"] == "metric"]
+    held = [
+        each["values"] for each in bodies if any(key.startswith("held_") for key in each["values"])
+    ]
+    assert held[0] == {"held_gradients_bytes": size}
+    assert held[1]["held_optimizer_states_bytes"] == pytest.approx(2 * size, rel=0.01)
+    assert len(held) == 2
+
+
 def test_the_held_out_loss_is_reported_on_the_way(make_trainer, events_path):
     trainer = make_trainer()
 

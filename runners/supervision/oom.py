@@ -1,0 +1,27 @@
+"""How programs say that memory ran out: on a device, or in the host. Standard library only.
+
+The wordings are those of the libraries that jobs run on; ``tests/runners/test_oom.py`` holds a
+real message of each, with where it was taken from.
+"""
+
+import re
+
+# torch (CUDA, ROCm, XPU, MPS), the CUDA runtime, cuBLAS, llama.cpp, vLLM, JAX.
+GPU = re.compile(
+    r"(CUDA|HIP|XPU|MPS backend) out of memory"
+    r"|torch(\.cuda)?\.OutOfMemoryError"
+    r"|CUDA error: out of memory"
+    r"|cudaMalloc failed: out of memory"
+    r"|CUBLAS_STATUS_ALLOC_FAILED"
+    r"|No available memory for the cache blocks"
+    r"|KV cache is needed, which is larger than the available KV cache memory"
+    r"|RESOURCE_EXHAUSTED: Out of memory"
+)
+# torch's allocator of main memory, numpy, Python, the C++ library, the kernel's own words.
+HOST = re.compile(
+    r"DefaultCPUAllocator: (can't allocate|not enough) memory"
+    r"|^(\w+\.)*_?(Array)?MemoryError\b"
+    r"|std::bad_alloc"
+    r"|Cannot allocate memory",
+    re.MULTILINE,
+)
