@@ -14,7 +14,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from runners.messages import ArtefactBody, ExitRecord, Needs, RunRequest
+from runners.messages import ArtefactBody, ExitRecord, RunRequest
+from runners.preflight_messages import Needs
 from runners.reasons import Reason
 from runners.spool import Event, SpoolReader, SpoolWriter
 from runners.supervision import procfs, record

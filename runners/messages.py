@@ -8,8 +8,6 @@ receiver's own. Job specs stand in ``runners/jobspec.py``.
 from typing import Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     FiniteFloat,
     NonNegativeFloat,
@@ -17,20 +15,15 @@ from pydantic import (
     PositiveInt,
 )
 
-from runners.jobspec import ArtefactModel, FolderModel, JobSpec
+from runners.jobspec import JobSpec
 from runners.places import Gang, Port
+from runners.preflight_messages import Needs, PreflightCheck
 from runners.reasons import Reason
 from runners.timing import scaled
+from runners.wire import Message
 
 PROTOCOL_VERSION = 1
 MAX_BATCH_EVENTS = 500
-_PRINTED = r"^[^\x00]*$"  # no database keeps a null byte in text
-
-
-class Message(BaseModel):
-    """Frozen, strict about unknown fields, equal by value."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 # What a host is
@@ -68,6 +61,7 @@ class HostFacts(Message):
     addresses: tuple[str, ...] = ()  # by which others may reach it, the operator's choice first
     first_gang_port: Port = 29400  # what may be reserved for jobs over several hosts
     last_gang_port: Port = 29499
+    job_memory_bytes: PositiveInt | None = None  # what this host lets a job take at most
 
 
 class DeviceMeasurement(Message):
@@ -160,27 +154,6 @@ class Beat(Message):
     facts: HostFacts | None = None  # at agent start
     microbench: Microbench | None = None  # once after it ran
     is_agent_start: bool = False
-
-
-class Needs(Message):
-    """What an attempt takes of its host, which looks whether it is there before it claims."""
-
-    kind: str
-    weight_dtype: str = ""
-    memory_bytes: NonNegativeInt = 0  # the least that its peak is predicted to be, per device
-    model: FolderModel | ArtefactModel | None = Field(default=None, discriminator="source")
-    gpus: tuple[str, ...] = ()  # uuids of the GPUs that it was given; none: every one there is
-    ports: tuple[int, ...] = ()  # ports that it will listen on
-
-
-class PreflightCheck(Message):
-    """One question that a host asked of itself, with the figures that answered it."""
-
-    name: str = Field(max_length=40, pattern=_PRINTED)
-    ok: bool
-    sentence: str = Field(max_length=600, pattern=_PRINTED)
-    remedy: str = Field(default="", max_length=600, pattern=_PRINTED)  # what to do if not ok
-    figures: dict[str, FiniteFloat] = Field(default_factory=dict, max_length=16)
 
 
 class Wanted(Message):

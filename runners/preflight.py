@@ -19,7 +19,7 @@ from runners import launch, probe
 from runners.config import HostConfig, HostDir
 from runners.jobspec import ArtefactModel, FolderModel
 from runners.launch import LaunchRefusedError
-from runners.messages import Needs, PreflightCheck
+from runners.preflight_messages import Needs, PreflightCheck
 from runners.supervision import cgroup
 
 GIB = 2**30

@@ -56,6 +56,7 @@ def host_facts(disk: Path, config: HostConfig | None = None) -> HostFacts:
         addresses=own_addresses(config.address),
         first_gang_port=config.first_gang_port,
         last_gang_port=config.last_gang_port,
+        job_memory_bytes=config.job_memory_bytes,
     )
 
 

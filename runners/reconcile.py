@@ -22,11 +22,11 @@ from runners.messages import (
     BeatReply,
     ClaimReply,
     ClaimRequest,
-    Needs,
     RunRequest,
     StopOrder,
     Wanted,
 )
+from runners.preflight_messages import Needs
 from runners.reasons import Reason
 from runners.spool import SpoolReader
 from runners.supervision import procfs, record

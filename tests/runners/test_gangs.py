@@ -16,8 +16,9 @@ from runners.config import HostConfig, HostConfigError
 from runners.gangs import NoSuchAddressError, endpoint, gang_env, interface_of, torchrun_argv
 from runners.jobspec import BenchmarkSpec, DataParallel, DemoModel, TrainSpec
 from runners.launch import LaunchRefusedError, gang_command
-from runners.messages import ClaimReply, Needs, RunRequest, Wanted
+from runners.messages import ClaimReply, RunRequest, Wanted
 from runners.places import Gang
+from runners.preflight_messages import Needs
 from runners.probe import host_facts
 from runners.reasons import Reason
 from runners.reconcile import Reconciler

@@ -12,8 +12,8 @@ import pytest
 from runners import preflight, probe
 from runners.config import HostConfig
 from runners.jobspec import ArtefactModel, FolderModel
-from runners.messages import Needs, PreflightCheck
 from runners.preflight import GIB, Place, cuda_of_torch, driver_check, look
+from runners.preflight_messages import Needs, PreflightCheck
 from runners.supervision import procfs
 from tests.runners.test_probe import recorded_nvml
 
@@ -208,7 +208,7 @@ import sys
 from pathlib import Path
 from runners import preflight
 from runners.config import HostConfig, HostDir
-from runners.messages import Needs
+from runners.preflight_messages import Needs
 host_dir = HostDir(Path(sys.argv[1]))
 preflight.look(Needs(kind="train"), preflight.Place(host_dir, HostConfig(), (host_dir.models,)))
 print("torch" in sys.modules)

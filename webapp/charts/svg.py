@@ -59,9 +59,7 @@ def drawing(figure: Figure) -> dict[str, Any]:
     """Return what the template of a picture needs: paths with their class, ticks, sizes."""
     box = frame(figure)
     paths = [
-        {"class": _CLASSES[trace["name"]], "d": box.path(trace)}
-        for trace in figure["data"]
-        if trace["x"]
+        {"class": _class_of(trace), "d": box.path(trace)} for trace in figure["data"] if trace["x"]
     ]
     levels = [box.y0 + (box.y1 - box.y0) * share for share in (0, 1 / 3, 2 / 3, 1)]
     return {
@@ -81,6 +79,11 @@ def drawing(figure: Figure) -> dict[str, Any]:
             for v in (box.x0, (box.x0 + box.x1) / 2, box.x1)
         ],
     }
+
+
+def _class_of(trace: dict[str, Any]) -> str:
+    """Return the class of a trace's path: its own, or that of its part in every chart."""
+    return str(trace.get("meta", {}).get("class") or _CLASSES[trace["name"]])
 
 
 _CLASSES = {"measured": "meas", "predicted": "pred", "80 % interval": "band"}

@@ -80,8 +80,10 @@ def _measured(host: Host, device: str) -> DeviceMeasurement:
 
 
 def _cpu_device(host: Host, facts: HostFacts) -> DeviceSpec:
+    """Return the processor with its memory, or with what the host lets a job take of it."""
+    memory = min(facts.memory_bytes, facts.job_memory_bytes or facts.memory_bytes)
     return _from_measurement(
-        host, _measured(host, "cpu"), kind="cpu", name=facts.cpu_model, memory=facts.memory_bytes
+        host, _measured(host, "cpu"), kind="cpu", name=facts.cpu_model, memory=memory
     )
 
 

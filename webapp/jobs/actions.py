@@ -47,7 +47,7 @@ def allowed(membership: Membership | None, job: Job) -> Allowed:
     )
 
 
-def _job_for(request: HttpRequest, job_id: str, action: str) -> Job:
+def job_for(request: HttpRequest, job_id: str, action: str) -> Job:
     """Return the job if the person may do ``action`` to it.
 
     Raises:
@@ -66,7 +66,7 @@ def _job_for(request: HttpRequest, job_id: str, action: str) -> Job:
 @require_POST
 def job_stop_view(request: HttpRequest, job_id: str) -> HttpResponse:
     """Stop a job; its supervisor lets it write what it has first."""
-    job = _job_for(request, job_id, "stop")
+    job = job_for(request, job_id, "stop")
     is_own = job.owner_id == request.user.pk
     reason = Reason.STOPPED_BY_USER if is_own else Reason.STOPPED_BY_OPERATOR
     try:
@@ -79,7 +79,7 @@ def job_stop_view(request: HttpRequest, job_id: str) -> HttpResponse:
 @require_POST
 def job_clone_view(request: HttpRequest, job_id: str) -> HttpResponse:
     """Queue the same job once more, as the person's own."""
-    job = _job_for(request, job_id, "clone")
+    job = job_for(request, job_id, "clone")
     user = request.user
     if not user.is_authenticated:
         raise PermissionDenied("Log in first.")
@@ -94,7 +94,7 @@ def job_clone_view(request: HttpRequest, job_id: str) -> HttpResponse:
 @require_POST
 def job_delete_view(request: HttpRequest, job_id: str) -> HttpResponse:
     """Take a job out of the history; what it measured keeps calibrating its host."""
-    job = _job_for(request, job_id, "delete")
+    job = job_for(request, job_id, "delete")
     try:
         job_delete(job=job)
     except Problem as problem:

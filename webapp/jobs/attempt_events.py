@@ -87,7 +87,7 @@ def _exited(attempt: Attempt, body: dict[str, Any]) -> None:
     """Store the record; it ends the job only if the attempt is still the job's current one."""
     record = ExitRecord.model_validate(body)
     Attempt.objects.filter(pk=attempt.pk).update(
-        exit_record=record.model_dump(mode="json"), ended_at=now()
+        exit_record=record.model_dump(mode="json") | _gpus_at_end(attempt), ended_at=now()
     )
     Command.objects.filter(attempt=attempt).exclude(state="dead").update(state="acked")
     devices_release(attempt)
@@ -102,6 +102,12 @@ def _exited(attempt: Attempt, body: dict[str, Any]) -> None:
     ):
         job_finished(job, attempt)
     transaction.on_commit(lambda: allocate_pool(job.pool))
+
+
+def _gpus_at_end(attempt: Attempt) -> dict[str, Any]:
+    """Return the GPUs as the host's last beat had them: a supervisor itself cannot ask them."""
+    gpus = attempt.host.last_beat.get("gpus") or []
+    return {"gpus": gpus} if gpus else {}
 
 
 def final_state(reason: Reason) -> JobState:

@@ -5,10 +5,11 @@ from typing import Any
 
 from django.db import transaction
 
-from runners.messages import ClaimRequest, Needs, PreflightCheck
+from runners.messages import ClaimRequest
+from runners.preflight_messages import Needs, PreflightCheck
 from webapp.hosts.models import Host
 from webapp.jobs.allocation import send_back
-from webapp.jobs.models import Attempt, Job, JobState
+from webapp.jobs.models import Allocation, Attempt, Job, JobState
 
 ON_DISK = frozenset({"folder", "artefact"})  # sources of models that must be on the host
 
@@ -18,12 +19,15 @@ def needs_of(attempt: Attempt) -> Needs:
     spec: dict[str, Any] = attempt.job.spec
     peak = attempt.job.prediction.get("peak_memory_bytes") or {}
     model = spec.get("model") or {}
+    held = Allocation.objects.filter(attempt=attempt, device__kind="gpu", released_at=None)
+    gpus = tuple(held.order_by("device__index").values_list("device__uuid", flat=True))
     return Needs.model_validate(
         {
             "kind": attempt.job.kind,
             "weight_dtype": spec.get("weight_dtype") or "",
             "memory_bytes": int(peak.get("low") or peak.get("value") or 0),
             "model": model if model.get("source") in ON_DISK else None,
+            "gpus": gpus,
         }
     )
 

@@ -66,7 +66,7 @@ def draw(job: Job, *, is_complete: bool = False) -> list[Drawn]:
     names = {name for names in stored for name in names} | _gpu_metrics(job)
     charts = charts_for(job.kind, names, is_complete=is_complete)
     found = read_series(attempt.pk, [chart.metric for chart in charts], points=MAX_POINTS)
-    series = {each.metric: _series(each) for each in found}
+    series = {each.metric: series_of(each) for each in found}
     span, said = span_ms(job, series.values()), predictions(job)
     return [
         _draw(chart, series.get(chart.metric) or Series(chart.metric), span, said)
@@ -81,7 +81,7 @@ def _gpu_metrics(job: Job) -> set[str]:
     return {f"gpu{index}_{what}" for index in gpus for what in ("memory_bytes", "utilization")}
 
 
-def _series(stored: StoredSeries) -> Series:
+def series_of(stored: StoredSeries) -> Series:
     """Return a stored series for the page: a short silence is the job's own pace, no gap."""
     times, values = stored.t_ms.tolist(), stored.value.tolist()
     around = zip([*times[:1], *times], [*times[1:], *times[-1:]], strict=False)
@@ -128,7 +128,7 @@ def latest_values(job: Job, drawn: Iterable[Drawn]) -> dict[str, float]:
     rest = [name for name in predictions(job) if name not in found]
     if job.current_attempt and rest:
         stored = read_series(job.current_attempt.pk, rest, points=MAX_POINTS)
-        known = [series for each in stored if (series := _series(each)).known]
+        known = [series for each in stored if (series := series_of(each)).known]
         found |= {series.metric: _so_far(series, is_peak=False) for series in known}
     return found
 

@@ -2,7 +2,7 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from webapp.jobs import actions, downloads, listing, views
+from webapp.jobs import actions, downloads, listing, postmortem_views, views
 
 JOB = "jobs/<slug:job_id>/"
 
@@ -15,6 +15,9 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{JOB}config/", views.job_config, name="job-config"),
     path(f"{JOB}artefacts/", views.job_artefacts, name="job-artefacts"),
     path(f"{JOB}artefacts/<str:name>/download/", downloads.job_download, name="job-download"),
+    path(f"{JOB}post-mortem/", postmortem_views.job_postmortem, name="job-postmortem"),
+    path(f"{JOB}post-mortem/changes/", postmortem_views.job_changes, name="job-changes"),
+    path(f"{JOB}replan/", postmortem_views.job_replan, name="job-replan"),
     path(f"{JOB}stop/", actions.job_stop_view, name="job-stop"),
     path(f"{JOB}clone/", actions.job_clone_view, name="job-clone"),
     path(f"{JOB}delete/", actions.job_delete_view, name="job-delete"),

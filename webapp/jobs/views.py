@@ -28,6 +28,7 @@ from webapp.jobs.models import (
     Measurement,
 )
 from webapp.jobs.plots import Drawn, draw, latest_values
+from webapp.jobs.postmortem import has_postmortem
 from webapp.jobs.reasons import words_for
 from webapp.jobs.selectors import waiting_sentence
 from webapp.live.page import live_context, page_or_regions
@@ -44,6 +45,7 @@ TABS = (
     ("job-events", "Events"),
     ("job-config", "Config"),
     ("job-artefacts", "Artefacts"),
+    ("job-postmortem", "Post-mortem"),
 )
 
 
@@ -134,6 +136,7 @@ def job_context(request: HttpRequest, job: Job, tab: str) -> dict[str, Any]:
         "tabs": [
             {"url": reverse(name, args=[job.pk]), "name": word, "is_current": name == tab}
             for name, word in TABS
+            if name != "job-postmortem" or has_postmortem(job)
         ],
     }
     return context | live_context(request, [f"job:{job.pk}"])

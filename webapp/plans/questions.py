@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from planner.specs.calibration import HostCalibration
 from planner.specs.cluster import ClusterSpec
 from planner.specs.model import ModelSpec
-from planner.specs.plan import PlanRequest
+from planner.specs.plan import Bound, PlanRequest
 from planner.specs.strategy import Strategy
 from planner.specs.workload import (
     CompressWorkload,
@@ -34,6 +34,7 @@ BITS = {"int8_weight_only": 8, "sparsegpt": 16}
 # Hardware that is only thought of is planned with the engine that people run there.
 CATALOG_ENGINES = {"serve": "vllm", "generate": "vllm"}
 ALTERNATIVES = 6
+GIB = 2**30
 SOURCE_DTYPE = "bf16"  # what a compression job loads the original in
 
 
@@ -63,6 +64,7 @@ def question_of(plan: Plan) -> Question:
             workload=_workload(goal, draft),
             engine=None if host else CATALOG_ENGINES.get(goal),
             objective=draft["goal"]["objective"],
+            constraints=_constraints(draft["hardware"]),
             pins=_pins(draft),
             top=ALTERNATIVES,
             host_calibration=_calibration(host),
@@ -129,6 +131,12 @@ def _cluster(hardware: dict[str, Any], host: Host | None) -> ClusterSpec:
         devices_per_node=hardware["devices_per_node"],
         nodes=hardware["nodes"],
     )
+
+
+def _constraints(hardware: dict[str, Any]) -> dict[str, Bound]:
+    """Return the limit that a person or a failed job set on what a device may hold."""
+    limit = hardware.get("memory_limit_gib")
+    return {"per_device_peak_bytes": Bound(max=limit * GIB)} if limit else {}
 
 
 def _workload(goal: str, draft: Draft) -> Workload:

@@ -53,6 +53,7 @@ def proposals_fill(plan: Plan) -> Plan:
 def suggestion_apply(draft: Draft, changes: dict[str, Any]) -> list[str]:
     """Change a draft as a suggestion says and return what the draft has no place for."""
     appliers = {"workload": _apply_workload, "pins": _apply_pins, "cluster": _apply_cluster}
+    appliers["constraints"] = _apply_constraints
     left = []
     for name, value in changes.items():
         apply = appliers.get(name)
@@ -73,6 +74,13 @@ def _apply_workload(draft: Draft, workload: dict[str, Any]) -> list[str]:
 
 def _apply_pins(draft: Draft, pins: dict[str, Any]) -> list[str]:
     draft["pins"] = pins
+    return []
+
+
+def _apply_constraints(draft: Draft, constraints: dict[str, Any]) -> list[str]:
+    """Lift the limit on memory where it is no longer among the constraints."""
+    if "per_device_peak_bytes" not in constraints:
+        draft["hardware"]["memory_limit_gib"] = None
     return []
 
 

@@ -234,6 +234,13 @@ class HardwareForm(StepForm):
     device = forms.ChoiceField(label="Device", choices=device_choices)
     devices_per_node = WholeNumber("Devices in one machine", 1, 1024)
     nodes = WholeNumber("Machines", 1, 10_000)
+    memory_limit_gib = DecimalNumber(
+        "Fill at most",
+        0.01,
+        1_000_000,
+        "GiB of each device; empty means all of it",
+        required=False,
+    )
 
     def __init__(self, *args: Any, hosts: Sequence[Host], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

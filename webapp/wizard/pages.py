@@ -89,7 +89,9 @@ def _extras(plan: Plan, slug: str, options: Options, pins: PinsForm | None) -> P
     if slug == "hardware":
         return {
             "pins": pins or pins_form(draft),
-            "has_pins": any(draft["pins"].values()) or bool(pins and pins.errors),
+            "has_pins": any(draft["pins"].values())
+            or bool(pins and pins.errors)
+            or bool(draft["hardware"].get("memory_limit_gib")),
             "host_choices": [_host_choice(host) for host in options.hosts],
         }
     if slug == "review":
