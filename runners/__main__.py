@@ -1,4 +1,4 @@
-"""Command line of a host: ``python -m runners enroll|work|stop-all|status|doctor``."""
+"""Command line of a host: ``python -m runners enroll|work|rotate|stop-all|status|doctor``."""
 
 import argparse
 import logging
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from runners import enrolment
+from runners import enrolment, rotation
 from runners.agent import Agent, AlreadyRunningError
 from runners.client import ServerError
 from runners.config import DEFAULT_HOST_DIR, HostConfigError, HostDir
@@ -15,6 +15,7 @@ from runners.doctor import checks
 from runners.doorbell import DoorbellChild
 from runners.offline import stop_all, summaries
 
+PROBLEMS = (HostConfigError, ServerError, enrolment.EnrolmentError, rotation.RotationError)
 EXIT_PROBLEM = 1
 EXIT_BUSY = 75  # EX_TEMPFAIL: another agent is there already
 
@@ -28,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     except AlreadyRunningError as error:
         print(error, file=sys.stderr)
         return EXIT_BUSY
-    except (HostConfigError, ServerError, enrolment.EnrolmentError) as error:
+    except PROBLEMS as error:
         print(error, file=sys.stderr)
         return EXIT_PROBLEM
 
@@ -40,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
     for name, function, words in (
         ("enroll", _enroll, "exchange a one-time token for a credential of this host"),
         ("work", _work, "serve the host until stopped; running jobs outlive it"),
+        ("rotate", _rotate, "replace this host's secrets; the old ones end at once"),
         ("stop-all", _stop_all, "stop every running attempt and wait until it is gone"),
         ("status", _status, "list the attempts on this host's disk"),
         ("doctor", _doctor, "check what a host needs and say how to mend it"),
@@ -77,6 +79,12 @@ def _work(options: argparse.Namespace) -> int:
         signal.signal(number, lambda *_: agent.stop())
     doorbell = DoorbellChild(host_dir) if credential.redis_url else None
     agent.run(beside=doorbell)
+    return 0
+
+
+def _rotate(options: argparse.Namespace) -> int:
+    credential = rotation.rotate(HostDir(options.dir))
+    print(f"{credential.name} has new secrets; a running agent takes them at its next beat")
     return 0
 
 

@@ -13,11 +13,11 @@ from typing import Protocol
 
 import psutil
 
-from runners import launch, probe
+from runners import launch, probe, rotation
 from runners.attempts import Verdict
 from runners.bench import COMMAND, MicrobenchRunner
 from runners.client import RefusedError, ServerClient, ServerError
-from runners.config import Credential, HostDir
+from runners.config import Credential, HostConfigError, HostDir
 from runners.messages import Beat, BeatReply, Microbench
 from runners.reconcile import Reconciler, Render
 from runners.shipper import RedisStream
@@ -65,7 +65,10 @@ class Agent:
         self.reconciler = Reconciler(
             host_dir, config, self.client, boot_id=procfs.boot_id(), render=render
         )
-        self.shipping = Shipping(host_dir, self.client, _event_stream(credential))
+        self._credential = credential
+        self._stream = _event_stream(host_dir, credential)
+        self._beside: Companion | None = None
+        self.shipping = Shipping(host_dir, self.client, self._stream)
         self.uploads = Uploads(host_dir, self.client, config)
         self.bench = MicrobenchRunner(host_dir.path, bench_command)
         self._host_dir = host_dir
@@ -102,6 +105,7 @@ class Agent:
             loops = [Loop("shipping", self.shipping.step), Loop("uploads", self.uploads.step)]
             for loop in loops:
                 loop.start()
+            self._beside = beside
             if beside:
                 stack.callback(beside.stop)
             while not self._is_stopping.is_set():
@@ -157,6 +161,8 @@ class Agent:
         self.shipping.learn(reply.acked)
         self.reconciler.apply(reply)
         self.reconciler.retry_claims()
+        if reply.rotate:
+            self._rotate()
 
     def _say(self) -> Beat:
         with probe.nvml() as library:
@@ -183,8 +189,36 @@ class Agent:
         is_awaited = bool(reply.wanted or reply.stop or self._verdicts)
         return min(LIVE_BEAT_SECONDS, self._beat_seconds) if is_awaited else self._beat_seconds
 
+    def _rotate(self) -> None:
+        """Make new secrets because an operator asks; what fails now is asked again."""
+        try:
+            self._adopt(rotation.rotate(self._host_dir))
+        except (ServerError, rotation.RotationError) as error:
+            log.warning("the secrets were not replaced: %s", error)
+
+    def _adopt(self, credential: Credential) -> None:
+        """Speak under the secrets that lie on disk now, in every connection."""
+        self._credential = credential
+        self.client.use(credential.credential)
+        if self._stream and credential.shipper_url:
+            self._stream.use(credential.shipper_url, self._host_dir.redis_ca())
+        if self._beside:
+            self._beside.stop()  # it reads its secret as it starts
+        self._next_beat = 0.0
+
+    def _has_newer_secrets(self) -> bool:
+        """Take over what ``python -m runners rotate`` or ``enroll`` wrote beside this agent."""
+        with contextlib.suppress(HostConfigError):
+            found = self._host_dir.credential()
+            if found != self._credential and found.host_id == self._credential.host_id:
+                self._adopt(found)
+                return True
+        return False
+
     def _note_error(self, error: ServerError) -> None:
         is_out = isinstance(error, RefusedError) and error.is_unauthorized
+        if is_out and self._has_newer_secrets():
+            return
         self._next_beat = self._clock() + (REFUSED_BEAT_SECONDS if is_out else LIVE_BEAT_SECONDS)
         hint = "; enrol this host again with a new token" if is_out else ""
         if str(error) != self._last_error:
@@ -197,7 +231,7 @@ class Agent:
         self._last_error = ""
 
 
-def _event_stream(credential: Credential) -> RedisStream | None:
-    if credential.redis_url is None:
+def _event_stream(host_dir: HostDir, credential: Credential) -> RedisStream | None:
+    if credential.shipper_url is None:
         return None
-    return RedisStream(credential.redis_url, credential.host_id)
+    return RedisStream(credential.shipper_url, credential.host_id, host_dir.redis_ca())

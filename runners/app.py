@@ -5,13 +5,14 @@ keys of the host lie below one prefix, so that a Redis user limited to it suffic
 """
 
 import os
-import ssl
 from pathlib import Path
 from typing import Any
 
 from celery import Celery
 
 from runners.config import Credential, HostDir
+from runners.redis_access import celery_options
+from runners.redis_address import key_prefix
 from runners.timing import scaled
 
 QUEUE = "jobs"
@@ -19,30 +20,22 @@ TASK_MODULE = "runners.tasks"
 HOST_DIR_VARIABLE = "SLIPWAY_HOST_DIR"
 
 
-def key_prefix(host_id: str) -> str:
-    """Return what every key of a host starts with."""
-    return f"host:{host_id}:"
+def settings(credential: Credential, ca_file: Path | str | None = None) -> dict[str, Any]:
+    """Return the worker's settings; each was tried against kills of broker and worker.
 
-
-def celery_url(url: str) -> str:
-    """Return a Redis address as Celery spells it: unix sockets have another scheme there."""
-    if url.startswith("unix://"):
-        return f"redis+socket://{url.removeprefix('unix://').replace('?db=', '?virtual_host=')}"
-    return url
-
-
-def settings(credential: Credential, ca_file: str | None = None) -> dict[str, Any]:
-    """Return the worker's settings; each was tried against kills of broker and worker."""
-    url = celery_url(credential.redis_url or "")
-    values: dict[str, Any] = {
-        "broker_url": url,
+    Raises:
+        UnsafeAddressError: the address switches the check of its certificate off.
+    """
+    broker = celery_options(credential.worker_url or "", ca_file)
+    is_socket = broker["broker_url"].startswith("redis+socket")
+    return broker | {
         "broker_transport_options": {
             "visibility_timeout": scaled(120, least=2),
             "unacked_restore_interval": scaled(5, least=0.5),
             "unacked_restore_throttle": 1,
             "socket_timeout": 5,
             "socket_connect_timeout": 2,
-            "socket_keepalive": not url.startswith("redis+socket"),
+            "socket_keepalive": not is_socket,
             "health_check_interval": 10,
             "global_keyprefix": key_prefix(credential.host_id),
         },
@@ -69,17 +62,14 @@ def settings(credential: Credential, ca_file: str | None = None) -> dict[str, An
         "worker_cancel_long_running_tasks_on_connection_loss": False,
         "worker_hijack_root_logger": False,
     }
-    if url.startswith("rediss://"):  # without this the certificate would not be checked at all
-        values["broker_use_ssl"] = {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_ca_certs": ca_file}
-    return values
 
 
 def make_app() -> Celery:
     """Return the app of the host whose folder the environment names."""
     celery = Celery("slipway-host")
     if folder := os.environ.get(HOST_DIR_VARIABLE):
-        credential = HostDir(Path(folder)).credential()
-        celery.conf.update(settings(credential, os.environ.get("SLIPWAY_REDIS_CA")))
+        host_dir = HostDir(Path(folder))
+        celery.conf.update(settings(host_dir.credential(), host_dir.redis_ca()))
     return celery
 
 

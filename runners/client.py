@@ -20,6 +20,8 @@ from runners.messages import (
     EnrollRequest,
     EventAck,
     EventBatch,
+    RotateReply,
+    RotateRequest,
     UploadState,
 )
 
@@ -87,6 +89,14 @@ class ServerClient:
     def enroll(self, request: EnrollRequest) -> EnrollReply:
         """Exchange a one-time token for a credential."""
         return self._post("/hosts/enroll", request, EnrollReply)
+
+    def use(self, credential: str) -> None:
+        """Speak under another credential from now on."""
+        self._http.headers["Authorization"] = f"Bearer {credential}"
+
+    def rotate(self, request: RotateRequest) -> RotateReply:
+        """Replace the host's secrets by those whose digests are given."""
+        return self._post("/hosts/rotate", request, RotateReply)
 
     def beat(self, beat: Beat) -> BeatReply:
         """Say how the host is and return what it should do."""

@@ -7,10 +7,12 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
 from runners.places import IpAddress, Port
+from runners.redis_address import shipper_user, with_user, worker_user
 
 DEFAULT_HOST_DIR = Path.home() / ".slipway" / "host"
 CREDENTIAL = "credential.json"
 CONFIG = "config.json"
+REDIS_CA = "redis-ca.pem"
 
 
 class HostConfigError(Exception):
@@ -27,8 +29,24 @@ class Credential(BaseModel):
     name: str
     credential: str
     command_key: str
-    redis_url: str | None
+    redis_url: str | None  # without a user; None: everything goes over HTTP
+    redis_secret: str | None = None  # of both of the host's Redis users; None: an open Redis
     beat_seconds: float
+
+    @property
+    def worker_url(self) -> str | None:
+        """The Redis address of the doorbell's worker."""
+        return self._url_for(worker_user(self.host_id))
+
+    @property
+    def shipper_url(self) -> str | None:
+        """The Redis address of the shipper."""
+        return self._url_for(shipper_user(self.host_id))
+
+    def _url_for(self, user: str) -> str | None:
+        if self.redis_url is None or self.redis_secret is None:
+            return self.redis_url
+        return with_user(self.redis_url, user, self.redis_secret)
 
 
 class HostConfig(BaseModel):
@@ -87,13 +105,18 @@ class HostDir:
 
     def save_credential(self, credential: Credential) -> None:
         """Write who this host is, readable by its owner alone."""
-        temporary = self.path / f".{CREDENTIAL}.{os.getpid()}"
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "w") as file:
-            file.write(credential.model_dump_json(indent=2))
-            file.flush()
-            os.fsync(handle)
-        temporary.replace(self.path / CREDENTIAL)
+        write_secret(self.path / CREDENTIAL, credential.model_dump_json(indent=2))
+
+    def redis_ca(self) -> Path | None:
+        """Return the certificate authority that vouches for Redis, if it is not a public one."""
+        if named := os.environ.get("SLIPWAY_REDIS_CA"):
+            return Path(named)
+        path = self.path / REDIS_CA
+        return path if path.exists() else None
+
+    def save_redis_ca(self, pem: str) -> None:
+        """Write the certificates that vouch for Redis."""
+        write_secret(self.path / REDIS_CA, pem)
 
     def save_address(self, address: str) -> None:
         """Note in config.json by which address other hosts reach this one.
@@ -120,3 +143,14 @@ class HostDir:
             return HostConfig.model_validate(json.loads(path.read_bytes()))
         except (ValidationError, ValueError) as error:
             raise HostConfigError(f"{path} is not valid: {error}") from None
+
+
+def write_secret(path: Path, text: str) -> None:
+    """Write a file whole or not at all, readable by its owner alone."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(handle)
+    temporary.replace(path)

@@ -4,7 +4,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import redis
@@ -12,6 +12,8 @@ import redis
 from runners import probe
 from runners.client import RefusedError, ServerClient, ServerError
 from runners.config import Credential, HostConfigError, HostDir
+from runners.redis_access import connect
+from runners.redis_address import UnsafeAddressError
 from runners.supervision import procfs
 
 OLDEST_PYTHON = (3, 11)
@@ -64,8 +66,8 @@ def _enrolment(host_dir: HostDir) -> Iterator[Check]:
         return
     yield Check("Credential", is_ok=True, words=f"{credential.name} at {credential.server}")
     yield _server(credential)
-    if credential.redis_url:
-        yield _broker(credential.redis_url)
+    if credential.worker_url:
+        yield _broker(credential.worker_url, host_dir.redis_ca())
 
 
 def _server(credential: Credential) -> Check:
@@ -83,8 +85,11 @@ def _server(credential: Credential) -> Check:
     return Check("Server", is_ok=True, words="answers")
 
 
-def _broker(url: str) -> Check:
-    broker = redis.Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=1.0)
+def _broker(url: str, ca_file: Path | None) -> Check:
+    try:
+        broker = connect(url, ca_file, socket_timeout=2.0, socket_connect_timeout=1.0)
+    except UnsafeAddressError as error:
+        return Check("Redis", is_ok=False, words=str(error))
     try:
         broker.ping()
     except redis.RedisError as error:

@@ -63,8 +63,11 @@ def enroll(
         credential=reply.credential,
         command_key=reply.command_key,
         redis_url=reply.redis_url,
+        redis_secret=reply.redis_secret,
         beat_seconds=reply.beat_seconds,
     )
+    if reply.redis_ca_pem:
+        host_dir.save_redis_ca(reply.redis_ca_pem)
     host_dir.save_credential(credential)
     return credential
 

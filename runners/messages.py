@@ -24,6 +24,7 @@ from runners.wire import Message
 
 PROTOCOL_VERSION = 1
 MAX_BATCH_EVENTS = 500
+SHA256 = "^[0-9a-f]{64}$"
 
 
 # What a host is
@@ -107,9 +108,26 @@ class EnrollReply(Message):
     name: str
     credential: str
     command_key: str
-    redis_url: str | None  # None: HTTP only, which is always enough
+    redis_url: str | None  # without a user; None: HTTP only, which is always enough
+    redis_secret: str | None = None  # of the host's own two Redis users
+    redis_ca_pem: str | None = None  # who vouches for Redis, where it is no public authority
     server_time_ms: int
     beat_seconds: float = 10.0
+
+
+class RotateRequest(Message):
+    """New secrets that the host made itself; only their SHA-256 digests leave it."""
+
+    credential_hash: str = Field(pattern=SHA256)
+    redis_secret_hash: str = Field(pattern=SHA256)
+
+
+class RotateReply(Message):
+    """The new secrets hold from now on, the old ones no more."""
+
+    command_key: str
+    redis_url: str | None
+    has_redis_user: bool  # whether Redis knows the host by its own users
 
 
 # Beats
@@ -181,6 +199,7 @@ class BeatReply(Message):
     acked: dict[str, int] = Field(default_factory=dict)  # attempt id -> stored seq
     forget: tuple[str, ...] = ()  # attempts whose exit is stored: the folder's spool may go
     run_microbench: bool = False
+    rotate: bool = False  # an operator wants new secrets: see RotateRequest
 
 
 # Claim and start

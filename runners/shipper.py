@@ -9,11 +9,12 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Protocol
 
 import redis
 
-from runners import stream
+from runners import redis_access, stream
 from runners.attempts import AttemptFolder
 from runners.client import RefusedError, ServerClient, ServerError
 from runners.messages import MAX_BATCH_EVENTS, EventBatch, RunEvent
@@ -44,10 +45,8 @@ class EventStream(Protocol):
 class RedisStream:
     """Events through the host's stream, acknowledgements from the host's hash."""
 
-    def __init__(self, url: str, host_id: str) -> None:
-        self._redis = redis.Redis.from_url(
-            url, socket_timeout=2.0, socket_connect_timeout=1.0, decode_responses=True
-        )
+    def __init__(self, url: str, host_id: str, ca_file: Path | None = None) -> None:
+        self._redis = _client(url, ca_file)
         self._events = stream.events_key(host_id)
         self._acks = stream.ack_key(host_id)
 
@@ -69,9 +68,20 @@ class RedisStream:
             return None
         return int(str(value)) if value is not None else 0
 
+    def use(self, url: str, ca_file: Path | None = None) -> None:
+        """Go on under another address or with another secret."""
+        before, self._redis = self._redis, _client(url, ca_file)
+        before.close()
+
     def close(self) -> None:
         """Close the connections."""
         self._redis.close()
+
+
+def _client(url: str, ca_file: Path | None) -> redis.Redis:
+    return redis_access.connect(
+        url, ca_file, socket_timeout=2.0, socket_connect_timeout=1.0, decode_responses=True
+    )
 
 
 class AttemptShipper:

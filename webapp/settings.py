@@ -129,8 +129,11 @@ METRICS_DATABASE = "metrics" if "metrics" in DATABASES else "default"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 REDIS_URL = os.environ.get("REDIS_URL", f"unix://{DATA_DIR / 'redis.sock'}")
+REDIS_CA = os.environ.get("SLIPWAY_REDIS_CA") or None  # who vouches for a Redis behind TLS
 # What hosts on other machines are told; without it they work over HTTP alone.
-HOST_REDIS_URL = os.environ.get("SLIPWAY_HOST_REDIS_URL") or None
+HOST_REDIS_URL = os.environ.get("SLIPWAY_HOST_REDIS_URL") or (
+    REDIS_URL if REDIS_URL.startswith("rediss://") else None
+)
 # Rehearsed jobs, which take a host's turn without a model: only where an operator wants them.
 ALLOWS_DRILLS = os.environ.get("SLIPWAY_DRILLS") == "1"
 ARTEFACTS_DIR = DATA_DIR / "artefacts"

@@ -125,6 +125,39 @@ def test_the_socket_is_for_its_owner_only_and_no_port_is_open(program, data, cre
     assert psutil.Process(child.process.pid).net_connections("inet") == []
 
 
+@pytest.mark.parametrize("program", servers())
+def test_nobody_is_served_without_a_name(program, data, crew):
+    chosen = broker._embedded(program, broker.version_of(program), data)
+    crew.start(Child("redis", chosen.command))
+    assert broker.wait_until_up(chosen.socket)
+
+    with socket.socket(socket.AF_UNIX) as door:
+        door.connect(str(chosen.socket))
+        door.sendall(b"GET live\r\n")
+        assert door.recv(64).startswith(b"-NOAUTH")
+
+
+def test_the_sites_password_is_for_its_owner_only_and_stays(data):
+    first = broker.choose(data, {"PATH": "/nowhere"})
+    secret = data / "redis.secret"
+
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    assert stat.S_IMODE((data / "redis" / "users.acl").stat().st_mode) == 0o600
+    assert broker.choose(data, {"PATH": "/nowhere"}).url == first.url
+    assert secret.read_text() not in first.words
+
+
+def test_a_new_start_keeps_the_users_of_hosts(data):
+    broker.choose(data, {"PATH": "/nowhere"})
+    users = data / "redis" / "users.acl"
+    users.write_text(users.read_text() + "user h_1 on #00 ~host:1:* -@all +ping\n")
+
+    broker.choose(data, {"PATH": "/nowhere"})
+
+    names = [line.split()[1] for line in users.read_text().splitlines()]
+    assert names == ["default", "slipway", "h_1"]
+
+
 @pytest.mark.faults
 @pytest.mark.parametrize("program", servers())
 def test_a_kill_loses_nothing_that_was_acknowledged(program, data, crew):
@@ -157,7 +190,10 @@ def test_nobody_answers_on_a_socket_without_a_server(tmp_path):
 
 
 def ask(path: Path, command: str) -> bytes:
+    """Return what the site's own user is answered."""
     with socket.socket(socket.AF_UNIX) as door:
         door.connect(str(path))
+        door.sendall(broker._login(path))
+        assert door.recv(64) == b"+OK\r\n"
         door.sendall(f"{command}\r\n".encode())
         return door.recv(4096)

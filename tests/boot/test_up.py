@@ -172,11 +172,25 @@ def test_a_changed_port_reaches_the_host_s_credential(tmp_path):
         json.dumps({"server": "http://old", "redis_url": "unix:///a", "name": "x"})
     )
 
-    up.readdress(credential, "http://127.0.0.1:8001", "unix:///b")
+    up.readdress(credential, "http://127.0.0.1:8001", "unix://slipway:secret@/b")
 
     told = json.loads(credential.read_text())
     assert told == {"server": "http://127.0.0.1:8001", "redis_url": "unix:///b", "name": "x"}
     assert credential.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("told", "lacks"),
+    [
+        ({"redis_url": "unix:///r"}, True),
+        ({"redis_url": "unix:///r", "redis_secret": "s"}, False),
+        ({"redis_url": None}, False),
+    ],
+)
+def test_a_host_of_an_open_redis_is_noticed(tmp_path, told, lacks):
+    (tmp_path / "credential.json").write_text(json.dumps(told))
+
+    assert up.lacks_redis_user(tmp_path / "credential.json") is lacks
 
 
 def test_a_host_without_doorbell_stays_without(tmp_path):

@@ -5,6 +5,7 @@ claim, and takes artefacts in parts. What it cannot show (database, pages) is te
 the real server.
 """
 
+import hashlib
 import json
 import re
 import secrets
@@ -26,6 +27,8 @@ from runners.messages import (
     EventBatch,
     Message,
     Microbench,
+    RotateReply,
+    RotateRequest,
     RunEvent,
     RunRequest,
     StopOrder,
@@ -88,7 +91,10 @@ class Acceptor:
         self.credentials: set[str] = {"host-credential"}
         self.redis_url: str | None = None
         self.uploads = uploads
-        self.lose_replies = 0  # of claims: they are taken, and the answer is lost
+        self.lose_replies = 0  # of claims and rotations: they are taken, and the answer is lost
+        self.wants_rotation = False
+        self.digests: set[str] = set()  # of secrets that hosts made themselves
+        self.caller = ""
         self.is_away = False
         self.lock = threading.Lock()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -156,7 +162,21 @@ class Acceptor:
                 if (each := stored.get(status.attempt_id)) and each.has_exited
             ),
             run_microbench=self.microbench is None,
+            rotate=self.wants_rotation,
         )
+
+    def rotate(self, request: RotateRequest) -> tuple[int, object]:
+        self.credentials.discard(self.caller)
+        self.digests = {request.credential_hash}
+        self.wants_rotation = False
+        if self.lose_replies:
+            self.lose_replies -= 1
+            return 503, {"detail": "the reply was lost"}
+        return 200, RotateReply(command_key="fresh-key", redis_url=None, has_redis_user=False)
+
+    def knows(self, credential: str) -> bool:
+        digest = hashlib.sha256(credential.encode()).hexdigest()
+        return credential in self.credentials or digest in self.digests
 
     def claim(self, attempt_id: str, request: ClaimRequest) -> tuple[int, object]:
         stored = self.attempts.get(attempt_id)
@@ -222,7 +242,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _is_known(self) -> bool:
         sent = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        return sent in self.acceptor.credentials
+        self.acceptor.caller = sent
+        return self.acceptor.knows(sent)
 
     def _body(self) -> bytes:
         return self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -243,6 +264,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 _POSTS: list[tuple[str, type[Message], str]] = [
     (r"/api/v1/hosts/enroll", EnrollRequest, "enroll"),
+    (r"/api/v1/hosts/rotate", RotateRequest, "rotate"),
     (r"/api/v1/hosts/beat", Beat, "beat"),
     (r"/api/v1/attempts/([^/]+)/claim", ClaimRequest, "claim"),
     (r"/api/v1/attempts/([^/]+)/events", EventBatch, "events"),

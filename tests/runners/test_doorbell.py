@@ -10,10 +10,11 @@ import pytest
 from celery import Celery
 
 from runners import tasks
-from runners.app import QUEUE, celery_url, key_prefix, settings
+from runners.app import QUEUE, settings
 from runners.config import Credential, HostDir
 from runners.doorbell import DoorbellChild
 from runners.messages import Doorbell
+from runners.redis_address import celery_url, key_prefix
 from runners.signing import sign
 from runners.wake import WakeListener
 from tests.runners.tools import RedisServer, wait_for

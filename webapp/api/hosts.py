@@ -5,11 +5,18 @@ from pathlib import Path
 from django.http import HttpRequest
 from ninja import Router
 
-from runners.messages import Beat, BeatReply, EnrollReply, EnrollRequest
+from runners.messages import (
+    Beat,
+    BeatReply,
+    EnrollReply,
+    EnrollRequest,
+    RotateReply,
+    RotateRequest,
+)
 from webapp.api.auth import HostAuth, calling_host
 from webapp.api.problems import REFUSALS
 from webapp.hosts.beats import host_beat
-from webapp.hosts.services import host_enroll
+from webapp.hosts.services import host_enroll, host_rotate
 
 router = Router(tags=["hosts"])
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -25,6 +32,14 @@ def enroll(request: HttpRequest, body: EnrollRequest) -> EnrollReply:
 def beat(request: HttpRequest, body: Beat) -> BeatReply:
     """Say how the host is; the reply is its desired state."""
     return host_beat(host=calling_host(request), beat=body)
+
+
+@router.post("/rotate", response={200: RotateReply, **REFUSALS}, auth=HostAuth())
+def rotate(request: HttpRequest, body: RotateRequest) -> RotateReply:
+    """Replace the host's secrets; those it called with end at once."""
+    host = calling_host(request)
+    is_here = is_same_machine(request, host.boot_id)
+    return host_rotate(host=host, request=body, is_same_machine=is_here)
 
 
 def is_same_machine(request: HttpRequest, boot_id: str) -> bool:

@@ -1,6 +1,7 @@
 """Find or provide Redis: the user's, an installed server, the embedded one, in this order.
 
-The embedded server listens on a unix socket that only its owner can open and on no port. It
+The embedded server listens on a unix socket that only its owner can open and on no port, and
+answers only users that it knows: the site's own, the control worker's two, and two a host. It
 appends every write to disk before it answers, so a kill loses nothing; only a power cut can
 cost the last second.
 """
@@ -9,6 +10,7 @@ import hashlib
 import importlib.util
 import os
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -19,8 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from runners.redis_address import with_user
 from webapp.boot import say
 
+USER = "slipway"  # of the embedded server: the site itself
 OLDEST = (6, 2)  # XAUTOCLAIM
 SERVER_NAMES = ("valkey-server", "redis-server")
 LONGEST_SOCKET_PATH = 100  # sun_path holds 104 bytes on macOS, 108 on Linux
@@ -35,6 +39,11 @@ class Broker:
     words: str
     command: list[str] | None = None
     socket: Path | None = None
+
+    @property
+    def secret_file(self) -> Path | None:
+        """Where the password of Slipway's own user lies."""
+        return self.socket.with_suffix(".secret") if self.socket else None
 
 
 def choose(data: Path, environment: dict[str, str]) -> Broker:
@@ -129,10 +138,22 @@ def answers(path: Path) -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
             door.settimeout(2)
             door.connect(str(path))
-            door.sendall(b"PING\r\n")
-            return door.recv(64).startswith(b"+PONG")
+            return _says(door, _login(path)) and _says(door, b"PING\r\n")
     except OSError:
         return False
+
+
+def _login(path: Path) -> bytes:
+    secret = path.with_suffix(".secret")
+    if not secret.exists():
+        return b"PING\r\n"
+    return f"AUTH {USER} {secret.read_text('ascii').strip()}\r\n".encode()
+
+
+def _says(door: socket.socket, words: bytes) -> bool:
+    """Return whether the server answers a command with its good word."""
+    door.sendall(words)
+    return door.recv(64).startswith((b"+OK", b"+PONG"))
 
 
 def wait_until_up(path: Path, timeout_s: float = WAIT_S) -> bool:
@@ -149,11 +170,14 @@ def _embedded(program: str, version: tuple[int, ...], data: Path) -> Broker:
     """Return the broker that ``up`` runs itself."""
     path, folder = socket_path(data), data / "redis"
     folder.mkdir(mode=0o700, exist_ok=True)
+    secret = _secret(path.with_suffix(".secret"))
+    _write_users(folder / "users.acl", secret)
     options = {
         "port": "0",
         "unixsocket": str(path),
         "unixsocketperm": "600",
         "dir": str(folder),
+        "aclfile": str(folder / "users.acl"),
         "appendonly": "yes",
         "appendfsync": "everysec",
         "save": "",
@@ -162,4 +186,33 @@ def _embedded(program: str, version: tuple[int, ...], data: Path) -> Broker:
     }
     command = [program, *(word for key, value in options.items() for word in (f"--{key}", value))]
     number = ".".join(map(str, version))
-    return Broker(f"unix://{path}", f"{Path(program).name} {number}", command, path)
+    url = with_user(f"unix://{path}", USER, secret)
+    return Broker(url, f"{Path(program).name} {number}", command, path)
+
+
+def _secret(path: Path) -> str:
+    """Return the password of Slipway's own user, made on first use."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return path.read_text("ascii").strip()
+    made = secrets.token_urlsafe(32)
+    with os.fdopen(handle, "w") as file:
+        file.write(made)
+    return made
+
+
+def _write_users(path: Path, secret: str) -> None:
+    """Write Slipway's own user and the closed default one; hosts' users stay as they are.
+
+    The default user keeps its rights, which nobody can use: a server that replays its
+    append-only file as a user without rights drops what came in transactions.
+    """
+    digest = hashlib.sha256(secret.encode()).hexdigest()
+    own = ["user default off resetpass ~* &* +@all", f"user {USER} on #{digest} ~* &* +@all"]
+    before = path.read_text("utf-8").splitlines() if path.exists() else []
+    others = [line for line in before if line.split()[1:2] not in (["default"], [USER])]
+    fresh = path.with_suffix(".new")
+    fresh.touch(mode=0o600)
+    fresh.write_text("\n".join([*own, *others]) + "\n", "utf-8")
+    fresh.replace(path)

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from runners.redis_address import bare
 from webapp.boot import broker, environment, preflight, processes, say
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -187,6 +188,8 @@ class Site:
                 words = [word for pair in options.items() for word in pair]
                 self._checked("-m", "runners", "enroll", "--dir", str(folder), *words)
         readdress(folder / "credential.json", self.url, self.environment["REDIS_URL"])
+        if lacks_redis_user(folder / "credential.json"):
+            self._run("-m", "runners", "rotate", "--dir", str(folder))
         command = [sys.executable, "-m", "runners", "work", "--dir", str(folder)]
         self._start(processes.Child("host", command, stage=2))
 
@@ -241,12 +244,18 @@ def readdress(credential: Path, url: str, redis_url: str) -> None:
     told = json.loads(credential.read_text("utf-8"))
     fresh = told | {"server": url}
     if told.get("redis_url") is not None:
-        fresh["redis_url"] = redis_url
+        fresh["redis_url"] = bare(redis_url)
     if fresh != told:
         new = credential.with_suffix(".new")
         new.touch(mode=0o600)
         new.write_text(json.dumps(fresh, indent=2), "utf-8")
         new.replace(credential)
+
+
+def lacks_redis_user(credential: Path) -> bool:
+    """Return whether this machine's host comes from a version whose Redis was open to all."""
+    told = json.loads(credential.read_text("utf-8"))
+    return told.get("redis_url") is not None and told.get("redis_secret") is None
 
 
 def schema_state(variables: Mapping[str, str]) -> str:

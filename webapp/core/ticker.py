@@ -8,6 +8,7 @@ from datetime import timedelta
 import structlog
 
 from runners.timing import scaled
+from webapp.hosts import redis_users
 from webapp.hosts.sweep import ContactSweep, expire_tokens
 from webapp.jobs.deadlines import allocate_all, end_unclaimed
 from webapp.jobs.dispatch import bury_stuck
@@ -38,6 +39,7 @@ def all_duties() -> list[Duty]:
         Duty("stuck commands", 30.0, bury_stuck),
         Duty("metric chunks", 10.0, seal_due),
         Duty("metric retention", 3600.0, prune_old),
+        Duty("redis users", 30.0, redis_users.keep),
         Duty("tokens", 600.0, expire_tokens),
     ]
 

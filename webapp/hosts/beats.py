@@ -22,7 +22,7 @@ from webapp.jobs.lost import end_unknown_attempts
 from webapp.jobs.models import LIVE_STATES, Attempt, Event, Job, JobState
 from webapp.live.publish import publish_host_states
 
-READ = ("team", "pool", "slug", "state", "microbench")
+READ = ("team", "pool", "slug", "state", "microbench", "rotation_asked_at")
 
 
 class Spoken(NamedTuple):
@@ -64,6 +64,7 @@ def _reply(
         acked={pk: attempt.acked_seq for pk, attempt in own.items()},
         forget=tuple(pk for pk, attempt in own.items() if attempt.exit_record),
         run_microbench=not host.microbench,
+        rotate=host.rotation_asked_at is not None,
     )
 
 

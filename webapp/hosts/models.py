@@ -51,6 +51,9 @@ class Host(TeamOwned):
     last_beat = models.JSONField(default=dict, blank=True)  # runners.messages.Beat
     credential_hash = models.CharField(max_length=64, blank=True)  # SHA-256 hex
     command_salt = models.CharField(max_length=64, blank=True)  # key = HMAC(site secret, salt)
+    redis_secret_hash = models.CharField(max_length=64, blank=True)  # SHA-256 hex
+    rotation_asked_at = models.DateTimeField(null=True, blank=True)
+    checks = models.JSONField(default=dict, blank=True)  # webapp.hosts.findings.Findings
     protocol_version = models.PositiveIntegerField(default=1)
     agent_version = models.CharField(max_length=40, blank=True)
     boot_id = models.CharField(max_length=64, blank=True)

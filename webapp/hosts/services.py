@@ -5,21 +5,31 @@ import hmac
 import secrets
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import transaction
 from django.utils.text import slugify
 
-from runners.messages import PROTOCOL_VERSION, EnrollReply, EnrollRequest
+from runners.messages import (
+    PROTOCOL_VERSION,
+    EnrollReply,
+    EnrollRequest,
+    RotateReply,
+    RotateRequest,
+)
+from runners.redis_address import bare, is_encrypted
 from webapp.accounts.models import Team
 from webapp.core.clock import now, now_ms
 from webapp.core.problems import ConflictProblem, InvalidProblem, UnauthorizedProblem
+from webapp.hosts import redis_users
 from webapp.hosts.contact import BEAT_SECONDS
 from webapp.hosts.models import EnrolmentToken, Host, HostState
 from webapp.hosts.pools import DEFAULT, devices_sync, pool_ensure
 from webapp.jobs.models import Event
 
+ROTATED = ("credential_hash", "redis_secret_hash", "command_salt", "rotation_asked_at")
 TOKEN_LIFETIME = timedelta(hours=1)
 UNKNOWN_CREDENTIAL = (
     "unknown_credential",
@@ -73,23 +83,41 @@ def host_enroll(request: EnrollRequest, *, is_same_machine: bool = False) -> Enr
             f"The agent speaks protocol {request.protocol_version}, this server "
             f"{PROTOCOL_VERSION}. Install the same version on both.",
         )
-    credential = secrets.token_urlsafe(32)
+    credential, redis_secret = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
     with transaction.atomic():
         token = _use_token(request.token)
         host = _host_of(token, request)
-        _write_identity(host, request, credential)
+        _write_identity(host, request, digest(credential), digest(redis_secret))
         token.host = host
         token.save(update_fields=["host"])
         _enrolled_event(host)
+    redis_url = _grant_redis(host, is_same_machine=is_same_machine)
     return EnrollReply(
         host_id=host.pk,
         name=host.name,
         credential=credential,
         command_key=command_key(host),
-        redis_url=settings.REDIS_URL if is_same_machine else settings.HOST_REDIS_URL,
+        redis_url=redis_url,
+        redis_secret=redis_secret if redis_url else None,
+        redis_ca_pem=_redis_ca(redis_url),
         server_time_ms=now_ms(),
         beat_seconds=BEAT_SECONDS,
     )
+
+
+def _grant_redis(host: Host, *, is_same_machine: bool) -> str | None:
+    """Give a host its Redis users; return the address that it is told, None for HTTP alone."""
+    url = settings.REDIS_URL if is_same_machine else settings.HOST_REDIS_URL
+    refusal = redis_users.grant(host)
+    host.checks = host.checks | {"redis_refusal": refusal, "has_redis": bool(url) and not refusal}
+    host.save(update_fields=["checks"])
+    return bare(url) if url and not refusal else None
+
+
+def _redis_ca(redis_url: str | None) -> str | None:
+    if redis_url is None or not is_encrypted(redis_url) or settings.REDIS_CA is None:
+        return None
+    return Path(settings.REDIS_CA).read_text("ascii")
 
 
 def _use_token(text: str) -> EnrolmentToken:
@@ -128,8 +156,12 @@ def _free_slug(name: str) -> str:
     return next(slug for slug in candidates if slug not in taken)
 
 
-def _write_identity(host: Host, request: EnrollRequest, credential: str) -> None:
-    host.credential_hash = digest(credential)
+def _write_identity(
+    host: Host, request: EnrollRequest, credential_hash: str, redis_secret_hash: str
+) -> None:
+    host.credential_hash = credential_hash
+    host.redis_secret_hash = redis_secret_hash
+    host.rotation_asked_at = None
     host.command_salt = secrets.token_hex(16)
     host.protocol_version = request.protocol_version
     host.agent_version = request.facts.agent_version
@@ -170,10 +202,54 @@ def host_by_credential(credential: str) -> Host | None:
 def credential_revoke(*, host: Host, by: str) -> None:
     """Lock a host out until it is enrolled again; what it runs goes on without reporting."""
     with transaction.atomic():
-        Host.objects.filter(pk=host.pk).update(credential_hash="", command_salt="")
-        Event.objects.create(
-            at=now(), team_id=host.team_id, kind="host.revoked", subject=host.pk, actor=by
+        Host.objects.filter(pk=host.pk).update(
+            credential_hash="", command_salt="", redis_secret_hash="", rotation_asked_at=None
         )
+        _record(host, "host.revoked", by)
+    redis_users.withdraw(host)
+
+
+def rotation_ask(*, host: Host, by: str) -> None:
+    """Have a host make itself new secrets at its next beat.
+
+    Raises:
+        ConflictProblem: it is locked out.
+    """
+    with transaction.atomic():
+        rows = Host.objects.filter(pk=host.pk).exclude(credential_hash="")
+        if not rows.update(rotation_asked_at=now()):
+            raise ConflictProblem("revoked", f"{host.name} is locked out; enrol it again.")
+        _record(host, "host.rotation_asked", by)
+
+
+def host_rotate(
+    *, host: Host, request: RotateRequest, is_same_machine: bool = False
+) -> RotateReply:
+    """Replace a host's secrets by those whose digests it sends: the old ones end now.
+
+    The host made them itself, so a lost reply leaves it with one of two that it knows.
+
+    Raises:
+        ConflictProblem: the digest is another host's.
+    """
+    with transaction.atomic():
+        others = Host.objects.filter(credential_hash=request.credential_hash).exclude(pk=host.pk)
+        if others.exists():
+            raise ConflictProblem("secret_taken", "Make another secret: this one is taken.")
+        host.credential_hash = request.credential_hash
+        host.redis_secret_hash = request.redis_secret_hash
+        host.command_salt = secrets.token_hex(16)
+        host.rotation_asked_at = None
+        host.save(update_fields=[*ROTATED])
+        _record(host, "host.rotated", f"host:{host.slug}")
+    redis_url = _grant_redis(host, is_same_machine=is_same_machine)
+    return RotateReply(
+        command_key=command_key(host), redis_url=redis_url, has_redis_user=redis_url is not None
+    )
+
+
+def _record(host: Host, kind: str, by: str) -> None:
+    Event.objects.create(at=now(), team_id=host.team_id, kind=kind, subject=host.pk, actor=by)
 
 
 def _check_ready(host: Host, before: str, to: HostState) -> None:
@@ -206,4 +282,6 @@ def host_set_state(*, host: Host, to: HostState, by: str) -> None:
             to_state=to,
             actor=by,
         )
+    if to == HostState.RETIRED:
+        credential_revoke(host=host, by=by)
     host.refresh_from_db()

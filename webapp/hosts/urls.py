@@ -14,5 +14,6 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(HOST, views.host_detail, name="host-detail"),
     path(f"{HOST}drain/", views.host_drain, name="host-drain"),
     path(f"{HOST}undrain/", views.host_undrain, name="host-undrain"),
+    path(f"{HOST}rotate/", views.host_rotation, name="host-rotation"),
     path(f"{HOST}revoke/", views.host_revoke, name="host-revoke"),
 ]

@@ -18,7 +18,7 @@ from webapp.core.units import clock
 from webapp.hosts.checks import clock_words, machine_words
 from webapp.hosts.contact import Contact, contact_of, silent_seconds
 from webapp.hosts.models import Host, HostState
-from webapp.hosts.services import credential_revoke, host_set_state
+from webapp.hosts.services import credential_revoke, host_set_state, rotation_ask
 from webapp.jobs.models import FINAL_STATES, Event, Job, JobState, Measurement
 from webapp.live.page import live_context, page_or_regions
 
@@ -257,6 +257,13 @@ def host_undrain(request: HttpRequest, slug: str) -> HttpResponse:
     return _act(
         request, slug, lambda host, by: host_set_state(host=host, to=HostState.READY, by=by), words
     )
+
+
+@require_POST
+def host_rotation(request: HttpRequest, slug: str) -> HttpResponse:
+    """Have a host replace its secrets."""
+    words = "{host} makes itself new secrets at its next beat; the old ones end then."
+    return _act(request, slug, lambda host, by: rotation_ask(host=host, by=by), words)
 
 
 @require_POST

@@ -15,10 +15,13 @@ from django.conf import settings
 from django.db.models import F
 from kombu import Connection
 
-from runners.app import QUEUE, celery_url, key_prefix
+from runners.app import QUEUE
 from runners.messages import Doorbell
+from runners.redis_access import celery_options
+from runners.redis_address import key_prefix
 from runners.signing import sign
 from runners.timing import scaled
+from webapp.core import broker
 from webapp.core.clock import now
 from webapp.hosts.contact import Contact, contact_of
 from webapp.hosts.models import Host
@@ -40,8 +43,9 @@ Ring = Callable[[Host, Doorbell], None]
 @cache
 def celery_app(url: str) -> Celery:
     """Return the app that publishes, and only publishes."""
-    app = Celery("slipway-control", broker=celery_url(url))
+    app = Celery("slipway-control")
     app.conf.update(
+        celery_options(url, settings.REDIS_CA),
         task_serializer="json",
         accept_content=["json"],
         task_ignore_result=True,
@@ -65,7 +69,7 @@ def ring(host: Host, doorbell: Doorbell) -> None:
         OperationalError: the broker is away.
     """
     signed = sign(doorbell, host_id=host.pk, key=command_key(host), now=time.time())
-    url = settings.REDIS_URL
+    url = broker.url_for(broker.DISPATCHER)
     celery_app(url).send_task(
         TASK_PREFIX + doorbell.kind,
         args=list(signed),

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 import redis.asyncio
 import structlog
+from django.conf import settings
 
+from runners.redis_access import client_options
 from webapp.live.publish import STREAM
 
 log = structlog.get_logger(__name__)
@@ -143,6 +145,7 @@ class Hub:
             decode_responses=True,
             socket_timeout=SOCKET_SECONDS,
             socket_connect_timeout=1.0,
+            **client_options(self._url, settings.REDIS_CA),
         )
         try:
             while True:

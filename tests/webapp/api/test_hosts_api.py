@@ -2,12 +2,19 @@
 
 import pytest
 
-from runners.messages import BeatReply, EnrollReply, EnrollRequest
+from runners.messages import BeatReply, EnrollReply, EnrollRequest, RotateReply, RotateRequest
 from tests.webapp.api.conftest import HostClient
-from tests.webapp.conftest import make_beat, make_facts
+from tests.webapp.conftest import enrol, make_beat, make_facts
 from webapp.api import hosts
+from webapp.core.problems import ConflictProblem
 from webapp.hosts.models import Host
-from webapp.hosts.services import credential_revoke, token_create
+from webapp.hosts.services import (
+    command_key,
+    credential_revoke,
+    digest,
+    rotation_ask,
+    token_create,
+)
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -92,3 +99,43 @@ def test_only_this_machine_is_told_of_its_redis(
         "/api/v1/hosts/enroll", body, content_type="application/json", REMOTE_ADDR=address
     )
     assert bool(answer.json()["redis_url"]) == is_told
+
+
+def test_a_host_replaces_its_secrets_and_the_old_ones_end(as_host, enrolled):
+    host, _ = enrolled
+    request = RotateRequest(credential_hash=digest("fresh"), redis_secret_hash=digest("redis"))
+
+    reply = RotateReply.model_validate(as_host.post("/hosts/rotate", request).json())
+
+    host.refresh_from_db()
+    assert reply.command_key == command_key(host)
+    assert HostClient("fresh").post("/hosts/beat", make_beat()).status_code == 200
+    assert as_host.post("/hosts/beat", make_beat()).status_code == 401
+
+
+def test_no_host_takes_anothers_secret(as_host, enrolled, team):
+    other, _ = enrol(team, name="Other")
+    request = RotateRequest(
+        credential_hash=other.credential_hash, redis_secret_hash=digest("redis")
+    )
+
+    answer = as_host.post("/hosts/rotate", request)
+
+    assert (answer.status_code, answer.json()["code"]) == (409, "secret_taken")
+
+
+def test_an_operator_asks_once_and_the_beat_tells(as_host, enrolled):
+    host, _ = enrolled
+    rotation_ask(host=host, by="olga")
+    assert as_host.post("/hosts/beat", make_beat()).json()["rotate"]
+
+    request = RotateRequest(credential_hash=digest("fresh"), redis_secret_hash=digest("redis"))
+    as_host.post("/hosts/rotate", request)
+
+    assert not HostClient("fresh").post("/hosts/beat", make_beat()).json()["rotate"]
+
+
+def test_a_host_that_is_locked_out_cannot_be_asked(enrolled):
+    credential_revoke(host=enrolled[0], by="olga")
+    with pytest.raises(ConflictProblem, match="enrol it again"):
+        rotation_ask(host=enrolled[0], by="olga")

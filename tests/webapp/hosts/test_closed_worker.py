@@ -1,0 +1,116 @@
+"""The real Celery worker, shipper, dispatcher and consumer, each under its own Redis user.
+
+Redis keeps a log of what it denied: through doorbells, crashes and stops it stays empty.
+"""
+
+import os
+import signal
+import time
+
+import pytest
+
+from runners.config import Credential, HostDir
+from runners.doorbell import DoorbellChild
+from runners.messages import Doorbell, EnrollRequest, EventBatch, RunEvent
+from runners.shipper import RedisStream
+from runners.wake import WakeListener
+from tests.runners.tools import wait_for
+from tests.webapp.conftest import make_facts
+from webapp.core import broker
+from webapp.hosts import redis_users
+from webapp.hosts.models import Host
+from webapp.hosts.services import host_enroll, token_create
+from webapp.jobs import dispatch
+from webapp.jobs.consume import StreamConsumer
+
+pytestmark = [pytest.mark.django_db, pytest.mark.faults]
+RING = Doorbell(command_id="c1", kind="ping")
+
+
+@pytest.fixture
+def host_dir(closed_redis, team, tmp_path) -> HostDir:
+    """A host that enrolled itself, as its folder."""
+    made = HostDir(tmp_path / "host")
+    made.make()
+    _, text = token_create(team=team, by=None, name="Box")
+    sent_at_ms = int(time.time() * 1000)
+    request = EnrollRequest(token=text, facts=make_facts(), sent_at_ms=sent_at_ms)
+    reply = host_enroll(request, is_same_machine=True)
+    fields = reply.model_dump(exclude={"server_time_ms", "redis_ca_pem"})
+    made.save_credential(Credential(server="http://127.0.0.1:9", **fields))
+    return made
+
+
+@pytest.fixture
+def host(host_dir) -> Host:
+    assert redis_users.provision()
+    return Host.objects.get()
+
+
+@pytest.fixture
+def worker(host_dir, host):
+    child = DoorbellChild(host_dir)
+    child.tend()
+    wait_for(host_dir.pings.exists, 60)
+    yield child
+    child.stop()
+
+
+@pytest.fixture
+def listener(host_dir):
+    made = WakeListener(host_dir.wake)
+    yield made
+    made.close()
+
+
+def is_heard(worker: DoorbellChild, host: Host, listener: WakeListener) -> bool:
+    worker.tend()
+    dispatch.ring(host, RING)
+    return listener.wait(2)
+
+
+def test_a_worker_lives_and_dies_under_its_own_user_without_one_denial(
+    closed_redis, host, worker, listener
+):
+    wait_for(lambda: is_heard(worker, host, listener), 60)
+    os.killpg(worker.pid, signal.SIGKILL)
+    wait_for(lambda: is_heard(worker, host, listener), 60)
+    worker.stop()
+
+    assert closed_redis.denials() == []
+
+
+def test_a_worker_whose_redis_was_killed_comes_back_under_its_own_user(
+    closed_redis, host, worker, listener
+):
+    closed_redis.end(signal.SIGKILL)
+    closed_redis.start()
+
+    wait_for(lambda: is_heard(worker, host, listener), 60)
+    assert closed_redis.denials() == []
+
+
+def test_events_and_acknowledgements_pass_under_their_own_users(closed_redis, host_dir, host):
+    credential = host_dir.credential()
+    stream = RedisStream(credential.shipper_url, credential.host_id)
+    consumer = StreamConsumer(broker.connection(broker.CONSUMER))
+    event = RunEvent(seq=1, t_ms=1, kind="phase", body={"name": "x"})
+
+    assert stream.add(EventBatch(attempt_id="unknown", fence="f", events=(event,)))
+    assert consumer.step() == 1
+    assert stream.acked("unknown") == 0
+    stream.close()
+
+    assert closed_redis.denials() == []
+
+
+def test_a_denial_would_be_seen(closed_redis, host_dir, host):
+    client = closed_redis.user(*_worker_of(host_dir.credential()))
+    with pytest.raises(Exception, match="NOPERM|permission"):  # noqa: RUF043 - by server
+        client.flushall()
+
+    assert closed_redis.denials() == [("command", "flushall")]
+
+
+def _worker_of(credential: Credential) -> tuple[str, str]:
+    return f"h_{credential.host_id}", credential.redis_secret or ""
