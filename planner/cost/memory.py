@@ -70,18 +70,28 @@ class MemoryUse:
         return max(self.stages, key=lambda stage: stage.peak_bytes)
 
     @property
+    def filled_ratio(self) -> float:
+        """Return the share of its usable memory that the fullest stage takes."""
+        if self.limits:
+            pairs = zip(self.stages, self.limits, strict=True)
+            return largest(stage.peak_bytes / usable for stage, (_, usable) in pairs)
+        return self.peak_bytes / self.usable_bytes
+
+    @property
     def peak_bytes(self) -> float:
         """Return the highest peak of any device."""
         if self.limits:
-            return self.fullest.peak_bytes
+            most, peak = self.filled_ratio, 0.0
+            for stage, (_, usable) in zip(self.stages, self.limits, strict=True):
+                peak = where(stage.peak_bytes / usable >= most, stage.peak_bytes, peak)
+            return peak
         return largest(stage.peak_bytes for stage in self.stages)
 
     @property
     def fits(self) -> bool:
         """Return whether the fullest device stays within its usable memory."""
         if self.limits:
-            pairs = zip(self.stages, self.limits, strict=True)
-            return all(stage.peak_bytes <= usable for stage, (_, usable) in pairs)
+            return self.filled_ratio <= 1
         return self.peak_bytes <= self.usable_bytes
 
     def answer(self) -> MemoryAnswer:

@@ -37,6 +37,41 @@ def split_layers(seconds: Table) -> tuple[int, ...] | None:
     return layers
 
 
+def split_in_flight(seconds: Table, in_flight: float) -> tuple[int, ...] | None:
+    """Return the split in which so many micro-batches go round soonest; nothing if none fits.
+
+    A round takes as long as all stages in turn, and no less than the slowest stage takes for all
+    of the ``in_flight``. With one alone the sum counts, with one a stage the slowest.
+
+    >>> split_in_flight(np.array([[0.0, 1.0, 2.0, 3.0], [0.0, 2.0, 4.0, 6.0]]), 1)
+    (2, 1)
+    """
+    if in_flight >= len(seconds):
+        return split_layers(seconds)
+    table = np.array(seconds, dtype=np.float64)
+    table[:, 0] = np.inf
+    if not np.isfinite(_fill(table, np.add)[0]):
+        return None
+    bounds = np.unique(table[np.isfinite(table)])
+    low, high = -1, len(bounds) - 1
+    # The larger the bound on a stage, the smaller the sum: both sides of where they cross count.
+    while high - low > 1:
+        middle = (low + high) // 2
+        crossed = _within(table, bounds[middle])[0] <= in_flight * bounds[middle]
+        low, high = (low, middle) if crossed else (middle, high)
+    found = [_within(table, bounds[at]) for at in (low, high) if at >= 0]
+    return min(found, key=lambda one: max(one[0], in_flight * _slowest(table, one[1])))[1]
+
+
+def _within(table: Table, bound: float) -> tuple[float, tuple[int, ...]]:
+    """Return the least sum over stages of which none takes longer than a bound, and its split."""
+    return _fill(np.where(table > bound * NEARLY, np.inf, table), np.add)
+
+
+def _slowest(table: Table, layers: tuple[int, ...]) -> float:
+    return max(float(table[stage, held]) for stage, held in enumerate(layers))
+
+
 def _fill(table: Table, combine: Callable[[Table, Table], Table]) -> tuple[float, tuple[int, ...]]:
     """Return the least combined time of all layers on all stages, and how many each one takes."""
     stages, places = table.shape

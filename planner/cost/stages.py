@@ -87,6 +87,28 @@ def stage_time(*, layers: Quantity, layer_s: Quantity, rest_s: Quantity) -> Quan
     return layers * layer_s + rest_s
 
 
+@equation(
+    "t = e · t_max",
+    unit="s",
+    symbols={"slowest_s": "t_max", "even_stages": "e"},
+    source="one pass visits the stages in turn: e is their sum over the slowest of them",
+)
+def pass_time(*, slowest_s: Quantity, even_stages: Quantity) -> Quantity:
+    """Return the seconds in which a pass visits stages that take unlike times."""
+    return slowest_s * even_stages
+
+
+@equation(
+    "t = t_pass · max(1, m/e)",
+    unit="s",
+    symbols={"pass_s": "t_pass", "in_flight": "m", "even_stages": "e"},
+    source="m micro-batches go round; each waits for the slowest stage, t_pass/e a turn",
+)
+def paced_time(*, pass_s: Quantity, in_flight: Quantity, even_stages: Quantity) -> Quantity:
+    """Return the seconds from one pass of a micro-batch to its next, others in between."""
+    return pass_s * maximum(1.0, in_flight / even_stages)
+
+
 def pace_of(
     num_layers: int,
     stages: int,

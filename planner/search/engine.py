@@ -172,7 +172,8 @@ def scored(
             told.append((block, fits))
         except (NotPossibleError, NotCoveredError) as error:
             refused = error
-    parts += score_exactly(question, offloaded(question, told))[0]
+    if not question.cluster.other_nodes:
+        parts += score_exactly(question, offloaded(question, told))[0]
     if not parts and not (only_fitting and blocks):
         # A pinned layout that the space does not contain is costed, or refused, as it is.
         parts, refused = score_exactly(question, _listed(question))

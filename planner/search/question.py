@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 from planner.specs.base import JsonObject
 from planner.specs.cluster import ClusterSpec, DeviceSpec
@@ -10,7 +11,9 @@ from planner.specs.estimate import EstimateRequest
 from planner.specs.model import ModelSpec
 from planner.specs.plan import PlanRequest
 from planner.specs.strategy import Strategy
+from planner.specs.workload import GenerateWorkload, ServeWorkload
 from planner.techniques.case import Case
+from planner.workload.dealing import like_nodes
 from planner.workload.resolve import resolve_cluster, resolve_device, resolve_model
 
 
@@ -30,7 +33,14 @@ class Question:
     @property
     def hardware(self) -> tuple[str, str]:
         """Return the device and the offer that the question is about."""
-        return self.device.id, self.cluster.instance or ""
+        others = (cast("DeviceSpec", group.device).id for group in self.cluster.other_nodes)
+        return " + ".join((self.device.id, *others)), self.cluster.instance or ""
+
+    @property
+    def devices(self) -> tuple[DeviceSpec, ...]:
+        """Return the kinds of device that there are."""
+        others = (cast("DeviceSpec", group.device) for group in self.cluster.other_nodes)
+        return (self.device, *others)
 
     @property
     def case(self) -> Case:
@@ -76,13 +86,22 @@ def memory_of(cluster: ClusterSpec) -> int:
 def questions(request: PlanRequest) -> Iterator[Question]:
     """Yield the question for each cluster that the request may choose.
 
+    Unlike nodes may also serve as if the nodes of one kind were alone.
+
     Raises:
         PlannerError: a name is unknown.
     """
     model = resolve_model(request.model)
-    for asked in clusters_of(request):
-        cluster = resolve_cluster(asked)
-        device = resolve_device(cluster.device)
-        rented = cluster.model_copy(update={"device": device.id})
-        shown = asked if asked.instance is None else rented
-        yield Question(request, model, device, cluster, shown)
+    apart = isinstance(request.workload, ServeWorkload | GenerateWorkload)
+    for whole in clusters_of(request):
+        yield _question(request, model, whole)
+        for part in like_nodes(whole) if apart and whole.other_nodes else ():
+            yield _question(request, model, part)
+
+
+def _question(request: PlanRequest, model: ModelSpec, asked: ClusterSpec) -> Question:
+    cluster = resolve_cluster(asked)
+    device = resolve_device(cluster.device)
+    rented = cluster.model_copy(update={"device": device.id})
+    shown = asked if asked.instance is None else rented
+    return Question(request, model, device, cluster, shown)

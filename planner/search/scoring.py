@@ -27,6 +27,7 @@ from planner.specs.strategy import Strategy
 from planner.workload.estimator import (
     estimate_request,
     fits_of,
+    paid_setting,
     quality_of,
     rented_devices,
     run,
@@ -85,7 +86,8 @@ def score(block: Block) -> Scores:
     """Return the figures of every strategy of a block."""
     setting = block.setting
     outcome = run(setting, Unrecorded())
-    spent = expense(setting, outcome, Unrecorded(), rented_devices(setting)).figures
+    paid = paid_setting(setting)
+    spent = expense(paid, outcome, Unrecorded(), rented_devices(setting)).figures
     loss = _losses(block)
     own = {
         "per_device_peak_bytes": np.rint(outcome.memory.peak_bytes),

@@ -15,6 +15,7 @@ from planner.search.block import Block, Flags, Numbers, axes
 from planner.search.question import Question
 from planner.search.space import FRUGAL, MAX_TENSOR_RANKS, formats
 from planner.search.training_space import MAX_STAGES, divisors
+from planner.search.unlike_space import by_layout
 from planner.specs.base import Dtype, JsonObject
 from planner.specs.strategy import Strategy
 from planner.specs.workload import GenerateWorkload, ServeWorkload
@@ -52,7 +53,10 @@ def serving_blocks(
     """
     space = ServingSpace(question, workload)
     whole = tuple(space.blocks(idle=question.request.objective in FRUGAL))
-    return whole or tuple(space.blocks(idle=True))
+    blocks = whole or tuple(space.blocks(idle=True))
+    if not question.cluster.other_nodes:
+        return blocks
+    return tuple(part for block in blocks for part in by_layout(block))
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,7 @@ class ServingSpace:
     def _caches(self, default: Dtype | None) -> tuple[Dtype | None, ...]:
         """Return the formats of the cache: the engine's default, and a narrow one if it runs."""
         pinned = "kv_cache_dtype" in self.question.pinned
-        narrow = "fp8" in self.question.device.peak_flops_per_second
+        narrow = all("fp8" in one.peak_flops_per_second for one in self.question.devices)
         offered = narrow and self._engine.role == "serving" and default != "fp8"
         return (None, "fp8") if offered and not pinned else (None,)
 
@@ -237,7 +241,7 @@ class ServingSpace:
         question = self.question
         if get("tensor_parallel").reason_against(question.case):
             return [1]
-        most = min(question.cluster.devices_per_node, MAX_TENSOR_RANKS)
+        most = min(question.cluster.widest_node, MAX_TENSOR_RANKS)
         return divisors(question.model.num_attention_heads, most)
 
     @cached_property

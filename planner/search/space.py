@@ -34,7 +34,8 @@ def formats(question: Question) -> tuple[tuple[Dtype, Dtype], ...]:
     runnable = tuple(
         (weight, activation)
         for weight, activation in offered
-        if weight not in NEEDS_PEAK or weight in device.peak_flops_per_second
+        if weight not in NEEDS_PEAK
+        or all(weight in one.peak_flops_per_second for one in question.devices)
     )
     if published in NEEDS_PEAK and any(weight == published for weight, _ in runnable):
         runnable = tuple(pair for pair in runnable if pair[0] == published)

@@ -56,7 +56,7 @@ class Rule:
 def tier_of(question: Question) -> str:
     """Return where a plan runs: the technique registry has an entry for each tier."""
     device, cluster = question.device, question.cluster
-    if cluster.nodes > 1:
+    if cluster.num_nodes > 1:
         return "tier_hpc"
     if cluster.instance:
         return "tier_cloud"
@@ -72,7 +72,7 @@ def advice_for(question: Question, estimate: Estimate) -> tuple[str, ...]:
         parameters=count_parameters(question.model).total,
         device_bytes=question.device.memory_bytes,
         devices=cluster.num_devices,
-        nodes=cluster.nodes,
+        nodes=cluster.num_nodes,
         estimate=estimate,
         is_training=isinstance(question.request.workload, TrainWorkload),
     )

@@ -1,25 +1,31 @@
-"""Strategies worth costing on unlike nodes: those that would be best on as many mean devices.
+"""Strategies worth costing on unlike nodes.
 
-The split of the layers is found strategy by strategy, which columns cannot do. They rank the
-strategies on a cluster of mean devices, which an uneven split comes close to; the first of that
-order are costed exactly.
+In training the split of the layers is found strategy by strategy, which columns cannot do. They
+rank the strategies on a cluster of mean devices, which an uneven split comes close to; the first
+of that order are costed exactly. Served strategies are all scored: those of one layout share
+which devices work together, so that a block holds one layout with whatever else is open.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
+from planner.search.block import Block
 from planner.search.question import Question
 from planner.search.rank import PENALTIES
 from planner.search.scoring import score
 from planner.search.select import Table
 from planner.search.training_space import training_blocks
+from planner.specs.base import JsonObject
 from planner.specs.cluster import DeviceSpec
 from planner.specs.strategy import Strategy
 from planner.specs.workload import TrainWorkload
+from planner.workload.ranks import Layout
 from planner.workload.resolve import resolve_device
 
 MOST = 120  # exact estimates, of a few milliseconds each
+LAYOUT_SIZES = ("data", "tensor", "pipeline", "expert", "context", "attention_data")
 
 
 def unlike_strategies(question: Question, workload: TrainWorkload) -> tuple[Strategy, ...]:
@@ -35,6 +41,28 @@ def unlike_strategies(question: Question, workload: TrainWorkload) -> tuple[Stra
     order = np.lexsort((penalties, ~table.fits))[:MOST]
     places = (table.part_of(int(row)) for row in order)
     return tuple(part.strategy(own) for part, own in places)
+
+
+def by_layout(block: Block) -> Iterator[Block]:
+    """Yield the strategies of a block, those of one layout by themselves."""
+    rows = block.compact
+    layout = rows.setting.layout
+    count = len(rows.cells)
+    sizes = np.stack([np.broadcast_to(getattr(layout, name), count) for name in LAYOUT_SIZES])
+    kinds, kind_of = np.unique(sizes, axis=1, return_inverse=True)
+    for at, kind in enumerate(kinds.T):
+        own = np.flatnonzero(kind_of.reshape(-1) == at)
+        fields: JsonObject = {
+            name: value[own] if isinstance(value, np.ndarray) else value
+            for name, value in vars(layout).items()
+        }
+        fields |= {name: int(size) for name, size in zip(LAYOUT_SIZES, kind, strict=True)}
+        yield replace(
+            rows,
+            sizes={name: values[own] for name, values in rows.sizes.items()},
+            setting=replace(rows.setting, layout=Layout(**fields)),
+            keep=np.ones(len(own), dtype=bool),
+        )
 
 
 def _alike(question: Question) -> Question:

@@ -153,6 +153,16 @@ class ClusterSpec(SparseSpec):
         return found
 
     @property
+    def num_nodes(self) -> int:
+        """Return how many nodes there are in all."""
+        return self.nodes + sum(group.nodes for group in self.other_nodes)
+
+    @property
+    def widest_node(self) -> int:
+        """Return the devices of the node that has most of them."""
+        return max(self.devices_per_node, *(one.devices_per_node for one in self.other_nodes), 1)
+
+    @property
     def num_devices(self) -> int:
         """Return how many devices there are in all."""
         others = sum(group.num_devices for group in self.other_nodes)

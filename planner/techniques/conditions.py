@@ -29,7 +29,7 @@ def _several_devices(case: Case) -> str:
 
 
 def _several_nodes(case: Case) -> str:
-    return "" if case.cluster.nodes > 1 else "needs at least 2 nodes: this cluster has 1"
+    return "" if case.cluster.num_nodes > 1 else "needs at least 2 nodes: this cluster has 1"
 
 
 def _sparse_model(case: Case) -> str:
@@ -45,7 +45,7 @@ def _plain_mlp(case: Case) -> str:
 
 
 def _divisible_heads(case: Case) -> str:
-    heads, devices = case.model.num_attention_heads, case.cluster.devices_per_node
+    heads, devices = case.model.num_attention_heads, case.cluster.widest_node
     if any(heads % size == 0 for size in range(2, devices + 1)):
         return ""
     return (

@@ -1,11 +1,12 @@
 """How many requests of a served workload memory holds at once."""
 
+from collections.abc import Iterator
 from functools import reduce
 
 from planner.cost.columns import floor, maximum, minimum, where
 from planner.cost.equation import Unrecorded
 from planner.specs.workload import ServeWorkload
-from planner.workload.inference_memory import Load, usable_bytes
+from planner.workload.inference_memory import Load, stage_limits, usable_bytes
 from planner.workload.setting import Setting
 from planner.workload.speculate import held_memory
 
@@ -24,18 +25,22 @@ def held_at_once(setting: Setting, workload: ServeWorkload) -> tuple[float, floa
 
     Where weights leave little room, operators let an engine use more of the memory.
     """
-    empty = held_memory(setting, Unrecorded(), load_of(setting, workload, 0.0))
-    one = held_memory(setting, Unrecorded(), load_of(setting, workload, 1.0))
-    usable, whole = usable_bytes(setting), setting.device.memory_bytes
-    usual, raised = [], []
-    for without, with_one in zip(empty.stages, one.stages, strict=True):
+    usual, raised = zip(*room_by_stage(setting, workload), strict=True)
+    most = maximum(0.0, floor(reduce(minimum, usual)))
+    return most, where(most >= 1, floor(reduce(minimum, raised)), most)
+
+
+def room_by_stage(setting: Setting, workload: ServeWorkload) -> Iterator[tuple[float, float]]:
+    """Yield how many full-length requests each stage has room for, usually and where tight."""
+    empty = held_memory(setting, Unrecorded(), load_of(setting, workload, 0.0)).stages
+    one = held_memory(setting, Unrecorded(), load_of(setting, workload, 1.0)).stages
+    alike = [(setting.device.memory_bytes, usable_bytes(setting))] * len(empty)
+    limits = stage_limits(setting) or alike
+    for without, with_one, (whole, usable) in zip(empty, one, limits, strict=True):
         filled = without.peak_bytes
         each = with_one.peak_bytes - filled
         tight = where(filled > TIGHT_RATIO * whole, maximum(usable, RAISED_RATIO * whole), usable)
-        usual.append((usable - filled) / each)
-        raised.append((tight - filled) / each)
-    most = maximum(0.0, floor(reduce(minimum, usual)))
-    return most, where(most >= 1, floor(reduce(minimum, raised)), most)
+        yield (usable - filled) / each, (tight - filled) / each
 
 
 def places(setting: Setting, workload: ServeWorkload, held: float) -> float:

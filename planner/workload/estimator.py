@@ -25,10 +25,11 @@ from planner.specs.workload import (
 )
 from planner.workload.capacity import max_concurrency
 from planner.workload.compress import NARROW_BITS, compress, target_dtype
+from planner.workload.dealing import devices_of, mean_device
 from planner.workload.disaggregate import serve_disaggregated
 from planner.workload.expense import expense
 from planner.workload.generate import generate
-from planner.workload.intervals import confidence_of, intervals_of
+from planner.workload.intervals import Confidence, confidence_of, intervals_of
 from planner.workload.outcome import Outcome
 from planner.workload.resolve import resolve
 from planner.workload.serve import serve
@@ -36,7 +37,8 @@ from planner.workload.setting import Setting
 from planner.workload.training_memory import training_memory
 from planner.workload.training_run import train_run
 from planner.workload.under_load import under_load
-from planner.workload.unlike import mean_device
+from planner.workload.unlike_load import under_unlike_load
+from planner.workload.unlike_serving import generate_unlike, serve_unlike
 
 GIB = 1024**3
 BILLION = 1e9
@@ -60,12 +62,9 @@ def estimate_request(
     short = _tier_warnings(setting, outcome)
     if short:
         outcome = replace(outcome, fits=False)
-    paid = (
-        replace(setting, device=mean_device(setting)) if setting.cluster.other_nodes else setting
-    )
-    spent = expense(paid, outcome, ledger, rented_devices(setting))
+    spent = expense(paid_setting(setting), outcome, ledger, rented_devices(setting))
     memory = _stage_by_stage(setting, outcome)
-    confidence = confidence_of(setting)
+    confidence = _least_sure(setting)
     return Estimate(
         id=request.id,
         fits=outcome.fits,
@@ -99,13 +98,18 @@ def estimate_request(
 def run(setting: Setting, ledger: Ledger) -> Outcome:
     """Return the costs of a setting's workload."""
     workload = setting.workload
-    if setting.cluster.other_nodes and not isinstance(workload, TrainWorkload):
-        raise NotCoveredError(
-            f"{workload.kind} on unlike nodes is not costed: its replicas are independent, so ask "
-            "for the nodes of each kind by themselves",
-            "cluster.other_nodes",
-        )
+    unlike = bool(setting.cluster.other_nodes)
     match workload:
+        case ServeWorkload() if unlike:
+            return serve_unlike(setting, workload, ledger)
+        case GenerateWorkload() if unlike:
+            return generate_unlike(setting, workload, ledger)
+        case CompressWorkload() if unlike:
+            raise NotCoveredError(
+                "compress on unlike nodes is not costed: it works on one layer at a time, so ask "
+                "for the nodes of one kind",
+                "cluster.other_nodes",
+            )
         case ServeWorkload():
             pooled = setting.strategy.disaggregated is not None
             return (serve_disaggregated if pooled else serve)(setting, workload, ledger)
@@ -132,7 +136,8 @@ def fits_of(setting: Setting) -> Flag:
     workload = setting.workload
     if isinstance(workload, TrainWorkload) and workload.length_schedule is None:
         return training_memory(setting, Unrecorded(), workload).fits
-    if isinstance(workload, ServeWorkload) and setting.strategy.disaggregated is None:
+    alike = not setting.cluster.other_nodes and setting.strategy.disaggregated is None
+    if isinstance(workload, ServeWorkload) and alike:
         return cast("Flag", max_concurrency(setting, workload) >= 1)
     return True
 
@@ -142,7 +147,8 @@ def _with_percentiles(setting: Setting, outcome: Outcome, ledger: Ledger) -> Out
     workload = setting.workload
     if not isinstance(workload, ServeWorkload) or setting.strategy.disaggregated:
         return outcome
-    performance, warnings = under_load(setting, workload, outcome.performance, ledger)
+    answer = under_unlike_load if setting.cluster.other_nodes else under_load
+    performance, warnings = answer(setting, workload, outcome.performance, ledger)
     return replace(outcome, performance=performance, warnings=(*outcome.warnings, *warnings))
 
 
@@ -160,6 +166,22 @@ def _tier_warnings(setting: Setting, outcome: Outcome) -> tuple[str, ...]:
             need, have = needed / GIB, available / GIB
             found.append(f"{what} needs {need:.1f} GiB of {name}, {have:.1f} GiB are there")
     return tuple(found)
+
+
+def _least_sure(setting: Setting) -> Confidence:
+    """Return how sure an estimate is: of unlike devices that of the least known one."""
+    if not setting.cluster.other_nodes:
+        return confidence_of(setting)
+    kinds = {device.id: device for device in devices_of(setting)}.values()
+    found = [confidence_of(replace(setting, device=device)) for device in kinds]
+    return max(found, key=lambda confidence: confidence.time_spread)
+
+
+def paid_setting(setting: Setting) -> Setting:
+    """Return the setting with the device that each of its devices costs and draws like."""
+    if not setting.cluster.other_nodes:
+        return setting
+    return replace(setting, device=mean_device(setting))
 
 
 def rented_devices(setting: Setting) -> int:

@@ -1,7 +1,8 @@
 """One forward pass through the whole model: the operators of a prefill or of a decode step.
 
 Each operator class is costed by its roofline, then the links and the overheads are added. With a
-pipeline the pass visits the stages one after another, each with its own share of the weights.
+pipeline the pass visits the stages one after another, each with its own share of the weights;
+``planner.workload.staged`` does so where their devices are unlike.
 """
 
 from dataclasses import dataclass
@@ -35,7 +36,11 @@ FUSED_HIDDEN_PASSES, FUSED_FFN_PASSES = 8, 3
 
 @dataclass(frozen=True)
 class PassCost:
-    """The seconds of one forward pass by what bounds them."""
+    """The seconds of one forward pass by what bounds them.
+
+    ``even_stages`` is how many stages as slow as the slowest would make the whole, where a
+    pipeline's stages are unlike.
+    """
 
     compute_s: float
     memory_s: float
@@ -43,6 +48,35 @@ class PassCost:
     overhead_s: float
     total_s: float
     flops: float
+    even_stages: float | None = None
+
+    def turns(self, stages: float) -> float:
+        """Return on how many of such passes the stages of a pipeline work at once."""
+        return stages if self.even_stages is None else self.even_stages
+
+    def scaled(self, ratio: float) -> "PassCost":
+        """Return so much of the pass."""
+        return PassCost(
+            compute_s=self.compute_s * ratio,
+            memory_s=self.memory_s * ratio,
+            communication_s=self.communication_s * ratio,
+            overhead_s=self.overhead_s * ratio,
+            total_s=self.total_s * ratio,
+            flops=self.flops * ratio,
+            even_stages=self.even_stages,
+        )
+
+    def plus(self, other: "PassCost") -> "PassCost":
+        """Return one pass after the other."""
+        return PassCost(
+            compute_s=self.compute_s + other.compute_s,
+            memory_s=self.memory_s + other.memory_s,
+            communication_s=self.communication_s + other.communication_s,
+            overhead_s=self.overhead_s + other.overhead_s,
+            total_s=self.total_s + other.total_s,
+            flops=self.flops + other.flops,
+            even_stages=self.even_stages,
+        )
 
     @property
     def by_class(self) -> dict[str, float]:
@@ -55,8 +89,8 @@ class PassCost:
         }
 
 
-def forward_pass(setting: Setting, ledger: Ledger, work: Pass) -> PassCost:
-    """Return the seconds of one forward pass, each operator class recorded in the ledger."""
+def whole_pass(setting: Setting, ledger: Ledger, work: Pass) -> PassCost:
+    """Return the seconds of one forward pass on devices of one kind, each class recorded."""
     run = Operation(setting, rates_of(setting), ledger, work)
     products = linear(run)
     routed = experts(run)

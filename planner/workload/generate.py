@@ -1,19 +1,18 @@
 """Generate offline in one fixed batch: one prefill, then a decode step per further token."""
 
-from dataclasses import replace
-
 from planner.cost.columns import any_of, both, ceil, maximum, where
 from planner.cost.compute import layer_pairs, read_pairs
 from planner.cost.equation import Ledger, equation
 from planner.cost.kv_cache import layer_tokens, read_tokens
 from planner.cost.quantity import Quantity
 from planner.specs.workload import GenerateWorkload
-from planner.workload.forward import PassCost, forward_pass
+from planner.workload.forward import PassCost
 from planner.workload.inference_memory import Load, inference_memory
 from planner.workload.offloading import attends_on_host, cache_away
 from planner.workload.operators import Pass
 from planner.workload.outcome import Outcome, performance_of
 from planner.workload.setting import Setting
+from planner.workload.staged import forward_pass
 
 ROUNDING = 1e-6  # a quotient of whole numbers may end a hair above one
 
@@ -26,6 +25,11 @@ def prefill_pass(
     ``cached`` tokens before them are kept already: they are attended to, not computed. The
     ``sequences`` are those of one replica, spread over its data-parallel attention ranks.
     """
+    return forward_pass(setting, ledger, prefill_work(setting, sequences, tokens, cached))
+
+
+def prefill_work(setting: Setting, sequences: float, tokens: float, cached: float = 0.0) -> Pass:
+    """Return what reading prompts works on."""
     model, ranks = setting.model, setting.layout.context
     own = _per_rank(setting, sequences)
     steps = _chunks(setting, own * tokens)
@@ -34,7 +38,7 @@ def prefill_pass(
     pairs = layer_pairs(model, cached + tokens)
     if cached:
         pairs = pairs + -1 * layer_pairs(model, cached)
-    work = Pass(
+    return Pass(
         group="prefill",
         sequences=own,
         new_tokens=own * tokens / ranks,
@@ -47,7 +51,6 @@ def prefill_pass(
         cached_layer_tokens=own * layer_tokens(model, tokens, paged=False),
         stored_layer_tokens=own * layer_tokens(model, tokens, paged=False),
     )
-    return forward_pass(setting, ledger, work)
 
 
 @equation(
@@ -136,35 +139,16 @@ def _prefill(setting: Setting, ledger: Ledger, batch: float, tokens: float) -> P
         pipeline_share,
         setting.line("prefill", "Chunks in a pipeline"),
         chunks=chunks,
-        stages=stages,
+        stages=whole.turns(stages),
     )
-    return replace(
-        whole,
-        compute_s=whole.compute_s * share,
-        memory_s=whole.memory_s * share,
-        communication_s=whole.communication_s * share,
-        overhead_s=whole.overhead_s * share,
-        total_s=whole.total_s * share,
-    )
+    return whole.scaled(share)
 
 
 def generate(setting: Setting, workload: GenerateWorkload, ledger: Ledger) -> Outcome:
     """Return what generating one batch costs."""
     batch = workload.batch_size / setting.layout.data
-    own = _per_rank(setting, batch)
-    total_tokens = workload.input_tokens + workload.output_tokens
     micro = batch / micro_batches(setting, batch)
-    working = own * micro / batch
-    load = Load(
-        own,
-        total_tokens,
-        working * workload.input_tokens,
-        working,
-        paged=False,
-        waiting_tokens=(own - working) * workload.input_tokens,
-        prompt_tokens=workload.input_tokens if setting.engine.grows_cache else None,
-    )
-    memory = inference_memory(setting, ledger, load)
+    memory = inference_memory(setting, ledger, batch_load(setting, workload))
     prefill = _prefill(setting, ledger, micro, workload.input_tokens)
     context = workload.input_tokens + workload.output_tokens / 2
     decode = decode_pass(setting, ledger, micro, context)
@@ -196,6 +180,22 @@ def generate(setting: Setting, workload: GenerateWorkload, ledger: Ledger) -> Ou
             prefill_seconds=prefill.total_s,
             communication_ratio=_communication_ratio(prefill, decode, steps),
         ),
+    )
+
+
+def batch_load(setting: Setting, workload: GenerateWorkload) -> Load:
+    """Return what one replica holds of a batch, all of its sequences at once."""
+    batch = workload.batch_size / setting.layout.data
+    own = _per_rank(setting, batch)
+    working = own / micro_batches(setting, batch)
+    return Load(
+        own,
+        workload.input_tokens + workload.output_tokens,
+        working * workload.input_tokens,
+        working,
+        paged=False,
+        waiting_tokens=(own - working) * workload.input_tokens,
+        prompt_tokens=workload.input_tokens if setting.engine.grows_cache else None,
     )
 
 

@@ -75,6 +75,12 @@ def usable_bytes(setting: Setting) -> float:
     return device.memory_bytes * min(share, engine.memory_utilisation)
 
 
+def stage_limits(setting: Setting) -> tuple[tuple[int, float], ...]:
+    """Return capacity and usable bytes of each stage; nothing where all devices are alike."""
+    own = (replace(setting, device=place.device) for place in setting.places)
+    return tuple((one.device.memory_bytes, usable_bytes(one) - _uncounted(one)) for one in own)
+
+
 def inference_memory(setting: Setting, ledger: Ledger, load: Load) -> MemoryUse:
     """Return what every pipeline stage holds; the fullest stage is the one in the ledger.
 
@@ -82,8 +88,10 @@ def inference_memory(setting: Setting, ledger: Ledger, load: Load) -> MemoryUse:
     """
     shares = setting.shares
     drafts = _drafts(setting, load, shares, every=ledger.records)
+    limits = stage_limits(setting)
     if ledger.records:
-        fullest = max(range(len(shares)), key=lambda stage: drafts[stage].peak_bytes)
+        room = [usable for _, usable in limits] or [1.0] * len(shares)
+        fullest = max(range(len(shares)), key=lambda at: drafts[at].peak_bytes / room[at])
         drafts[fullest] = _stage(setting, ledger, load, shares[fullest])
     return MemoryUse(
         stages=tuple(drafts),
@@ -91,6 +99,7 @@ def inference_memory(setting: Setting, ledger: Ledger, load: Load) -> MemoryUse:
         usable_bytes=usable_bytes(setting) - _uncounted(setting),
         host_bytes=_away(setting, load, HOST),
         disk_bytes=_away(setting, load, DISK),
+        limits=limits,
     )
 
 
@@ -98,7 +107,7 @@ def _drafts(
     setting: Setting, load: Load, shares: tuple[Share, ...], *, every: bool
 ) -> list[StageMemory]:
     """Return what each stage holds, of stages that hold the same only one unless asked for."""
-    if is_column(setting.layout.pipeline):
+    if setting.places or is_column(setting.layout.pipeline):
         return [_stage(setting, Unrecorded(), load, share) for share in shares]
     costed = {share: _stage(setting, Unrecorded(), load, share) for share in dict.fromkeys(shares)}
     return [costed[share] for share in (shares if every else costed)]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from planner.cost.columns import maximum, where
+from planner.specs.cluster import ClusterSpec, DeviceSpec
 
 
 @dataclass(frozen=True)
@@ -67,3 +68,15 @@ class Layout:
     def sequence_ranks(self) -> float:
         """Return the ranks that split the residual stream between them."""
         return where(self.sequence_parallel, self.tensor, 1)
+
+
+@dataclass(frozen=True)
+class StagePlace:
+    """Where a pipeline stage of unlike devices runs, and its link to the next stage.
+
+    ``cluster`` is the stage's devices by themselves: its ranks share a node if they do there.
+    """
+
+    device: DeviceSpec
+    cluster: ClusterSpec
+    inside_node: bool

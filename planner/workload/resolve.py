@@ -120,7 +120,7 @@ def resolve(request: EstimateRequest) -> Setting:
     device = resolve_device(cluster.device)
     training = isinstance(request.workload, TrainWorkload)
     engine = get_engine(request.engine, device.kind, training=training)
-    engine = _on_device(engine, device, training=training)
+    engine = on_device(engine, device, training=training)
     model = _in_engine(resolve_model(request.model), engine)
     request = as_published(request, model, training=training)
     refuse_uncovered(request.strategy, training=training)
@@ -153,7 +153,7 @@ def _in_engine(model: ModelSpec, engine: Engine) -> ModelSpec:
     return model
 
 
-def _on_device(engine: Engine, device: DeviceSpec, *, training: bool) -> Engine:
+def on_device(engine: Engine, device: DeviceSpec, *, training: bool) -> Engine:
     """Return the engine with what was measured on the device in place of its prior."""
     if device.architecture in engine.fp8_kv_cache_architectures:
         engine = engine.model_copy(update={"fp8_kv_cache_with_fp8_weights": True})

@@ -13,11 +13,10 @@ from planner.cost.equation import Ledger
 from planner.cost.kv_cache import layer_tokens
 from planner.cost.queueing import cycle_seconds, first_token_of_many, mixed_steps, waves_seconds
 from planner.specs.workload import ServeWorkload
-from planner.workload.attention import attention
-from planner.workload.forward import forward_pass
 from planner.workload.generate import decode_work
-from planner.workload.operators import Operation, Pass
-from planner.workload.setting import Setting, rates_of
+from planner.workload.operators import Pass
+from planner.workload.setting import Setting
+from planner.workload.staged import forward_pass, paced
 
 GROUP = "saturation"
 MIXED, PACKED, BESIDE = "mixed", "packed", "beside"
@@ -92,10 +91,23 @@ def _cycle(setting: Setting, workload: ServeWorkload, ledger: Ledger, places: fl
     work = decode_work(
         setting, own * setting.layout.attention_data, workload.input_tokens + answer / 2
     )
-    packed = forward_pass(setting, ledger, replace(work, group=PACKED)).total_s
-    run = Operation(setting, rates_of(setting), ledger, replace(work, group=BESIDE))
-    mixed = forward_pass(setting, ledger, mixed_work(setting, workload, own, chunk)).total_s
-    mixed += attention(run).seconds
+    both = (
+        (replace(work, group=PACKED), None),
+        (
+            mixed_work(setting, workload, own, chunk),
+            replace(work, group=BESIDE),
+        ),
+    )
+    packed, mixed = (
+        paced(
+            setting,
+            ledger,
+            forward_pass(setting, ledger, one, beside),
+            one.group,
+            setting.layout.pipeline,
+        ).total_s
+        for one, beside in both
+    )
     reading = ledger.term(
         mixed_steps,
         setting.line(GROUP, "Steps that read prompts", key="mixed_steps"),

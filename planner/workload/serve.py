@@ -27,6 +27,7 @@ from planner.workload.outcome import Outcome, performance_of
 from planner.workload.saturated import burst_rate, saturation
 from planner.workload.setting import Setting
 from planner.workload.speculate import decoding, held_memory, prefilling
+from planner.workload.staged import paced
 
 GROUP = "serving"
 MAX_SEARCHED_CONCURRENCY = 4096
@@ -148,6 +149,10 @@ class _Prompt:
     cost: PassCost
     lanes: float
 
+    def turns(self, setting: Setting) -> float:
+        """Return on how many prompts of a lane the stages of a pipeline work at once."""
+        return self.cost.turns(setting.layout.pipeline)
+
 
 def _prompt(setting: Setting, workload: ServeWorkload, ledger: Ledger, running: float) -> _Prompt:
     cached = workload.input_tokens * workload.prefix_share_ratio
@@ -169,7 +174,7 @@ def _steady(
     stages, prefill = setting.layout.pipeline, prompt.cost
     context = workload.input_tokens + workload.output_tokens / 2
     round_ = decoding(setting, ledger, maximum(1.0, running / stages), context)
-    decode = round_.per_token
+    decode = paced(setting, ledger, round_.per_token, "decode", minimum(running, stages))
     habits = arrival_habits(setting, workload)
     slot = _slot(setting, workload, ledger, prompt)
     tpot = ledger.term(
@@ -190,7 +195,7 @@ def _steady(
         prefill_s=prefill.total_s,
         prompts_before=before,
         slot_s=slot,
-        decode_s=round_.step_s,
+        decode_s=round_.step_s * (decode.total_s / round_.per_token.total_s),
         decoding_ratio=_decoding_ratio(setting, workload, ledger, running, life),
         wait_s=wait,
         intake_s=intake_seconds(setting),
@@ -204,7 +209,7 @@ def _steady(
 def _slot(setting: Setting, workload: ServeWorkload, ledger: Ledger, prompt: _Prompt) -> float:
     """Return by how much one prompt delays the others, who are spread over stages and lanes."""
     habits = arrival_habits(setting, workload)
-    alone, share = prompt.cost.total_s, setting.layout.pipeline * prompt.lanes
+    alone, share = prompt.cost.total_s, prompt.turns(setting) * prompt.lanes
     cached = workload.input_tokens * workload.prefix_share_ratio
     own = workload.input_tokens - cached
     beside = alone

@@ -28,7 +28,7 @@ from planner.specs.model import ModelSpec, WeightPart
 from planner.specs.strategy import OffloadSpec, Strategy
 from planner.specs.workload import ServeWorkload, Workload
 from planner.workload.peaks import peak_of
-from planner.workload.ranks import Layout
+from planner.workload.ranks import Layout, StagePlace
 
 MODELLED = Origin()
 ANY_ARCHITECTURE = "any"
@@ -52,7 +52,8 @@ LIKE = {"mixed": "prefill", "packed": "decode", "beside": "packed"}
 class Setting:
     """One strategy on one cluster, with every default filled in.
 
-    ``split`` says how many layers each pipeline stage holds where that is no even split.
+    ``split`` says how many layers each pipeline stage holds where that is no even split, and
+    ``places`` on what each one runs where they are unlike.
     """
 
     model: ModelSpec
@@ -65,6 +66,7 @@ class Setting:
     layout: Layout
     host_calibration: HostCalibration | None = None
     split: tuple[Quantity, ...] = ()
+    places: tuple[StagePlace, ...] = ()
     warnings: list[str] = field(default_factory=list)
 
     @property

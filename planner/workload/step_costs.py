@@ -18,6 +18,7 @@ from planner.specs.workload import ServeWorkload
 from planner.workload.forward import PassCost
 from planner.workload.generate import decode_pass, prefill_pass
 from planner.workload.setting import Setting
+from planner.workload.staged import paced
 
 Floats = npt.NDArray[np.float64]
 BATCH_STEP = 4
@@ -68,7 +69,6 @@ def _between(at: float, places: Sequence[float], values: Sequence[float]) -> flo
 def step_costs(setting: Setting, workload: ServeWorkload, slots: int, budget: float) -> StepCosts:
     """Return the step costs of one replica that holds up to ``slots`` requests at once."""
     prompt = workload.input_tokens * (1 - workload.prefix_share_ratio)
-    stages = setting.layout.pipeline
     longest = max(budget, 2.0)
     tokens = [size for size in PREFILL_TOKENS if size < longest] or [longest / 2]
     tokens.append(longest)
@@ -78,7 +78,7 @@ def step_costs(setting: Setting, workload: ServeWorkload, slots: int, budget: fl
     base, each = _decode_lines(setting, workload, np.array(batches))
     return StepCosts(
         prefill_tokens=tokens,
-        prefill_s=(_prefill(setting, np.array(tokens), prompt) / stages).tolist(),
+        prefill_s=_prefill(setting, np.array(tokens), prompt).tolist(),
         batches=batches,
         decode_base_s=base.tolist(),
         decode_context_s=each.tolist(),
@@ -88,12 +88,14 @@ def step_costs(setting: Setting, workload: ServeWorkload, slots: int, budget: fl
 def _prefill(setting: Setting, tokens: Floats, prompt: float) -> Floats:
     """Return the seconds of reading tokens of prompts: part of one, or several."""
     sequences = np.maximum(1.0, tokens / prompt)
-    whole = _seconds(prefill_pass(setting, Unrecorded(), cast("float", sequences), prompt), tokens)
+    read = prefill_pass(setting, Unrecorded(), cast("float", sequences), prompt)
+    whole = _turn_seconds(setting, read, tokens)
     parts = tokens[tokens < prompt]
     cut = prefill_pass(setting, Unrecorded(), cast("float", np.ones(1)), cast("float", parts))
     # A part of a prompt attends to what was read before it: its share of the whole is a floor.
     least = whole[: len(parts)] * parts / prompt
-    return np.concatenate([np.maximum(_seconds(cut, parts), least), whole[len(parts) :]])
+    cut_s = _turn_seconds(setting, cut, parts)
+    return np.concatenate([np.maximum(cut_s, least), whole[len(parts) :]])
 
 
 def _decode_lines(
@@ -101,13 +103,29 @@ def _decode_lines(
 ) -> tuple[Floats, Floats]:
     """Return base seconds and seconds per cached token of a decode step of each batch size."""
     low, high = workload.input_tokens, workload.input_tokens + workload.output_tokens
-    sequences = cast("float", np.maximum(1.0, batches / setting.layout.pipeline))
+    stages = setting.layout.pipeline
+    sequences = cast("float", np.maximum(1.0, batches / stages))
+    in_flight = cast("float", np.minimum(batches, stages))
     first, last = (
-        _seconds(decode_pass(setting, Unrecorded(), sequences, float(context)), batches)
+        _seconds(
+            paced(
+                setting,
+                Unrecorded(),
+                decode_pass(setting, Unrecorded(), sequences, float(context)),
+                "decode",
+                in_flight,
+            ),
+            batches,
+        )
         for context in (low, high)
     )
     each = (last - first) / (batches * (high - low))
     return first - each * batches * low, each
+
+
+def _turn_seconds(setting: Setting, cost: PassCost, sizes: Floats) -> Floats:
+    """Return after which seconds the next step may begin: when the slowest stage is done."""
+    return _seconds(cost, sizes) / cost.turns(setting.layout.pipeline)
 
 
 def _seconds(cost: PassCost, sizes: Floats) -> Floats:

@@ -7,7 +7,9 @@ mean, so that ranking and explanation never disagree.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -52,6 +54,8 @@ TITLES = {
     "tpot": "Time per output token",
     "latency": "Time to the last token",
 }
+
+Means = Callable[[ServeWorkload], Performance]
 
 
 @equation(
@@ -113,10 +117,11 @@ def under_load(
         return means.model_copy(update=found), (warning,)
     in_flight = (rate or 0.0) / setting.layout.data * (means.latency_seconds or 0.0)
     simulated = simulated_requests(setting, workload, most, in_flight)
-    found |= _percentiles(setting, means, simulated, ledger)
+    intake = intake_seconds(setting)
+    found |= percentiles(means, simulated, ledger, intake)
     if workload.ttft_slo_seconds or workload.tpot_slo_seconds:
-        found["slo_attainment_ratio"] = attained_ratio(setting, workload, means, simulated)
-        found |= _most_within_objectives(setting, workload, limit)
+        found["slo_attainment_ratio"] = attained_ratio(workload, means, simulated, intake)
+        found |= most_within_objectives(partial(served_means, setting), workload, limit)
     return means.model_copy(update=found), ()
 
 
@@ -168,14 +173,15 @@ def _counted(timeline: Timeline, workload: ServeWorkload) -> Simulated:
     return Simulated(timeline.ttft_s[skipped:], tpot[skipped:], timeline.latency_s[skipped:])
 
 
-def _intake_s(setting: Setting, name: str) -> float:
+def before_steps(name: str, intake_s: float) -> float:
     """Return the part of a time that lies before the engine's steps."""
-    return 0.0 if name == "tpot" else intake_seconds(setting)
+    return 0.0 if name == "tpot" else intake_s
 
 
-def _percentiles(
-    setting: Setting, means: Performance, simulated: Simulated, ledger: Ledger
+def percentiles(
+    means: Performance, simulated: Simulated, ledger: Ledger, intake_s: float
 ) -> dict[str, float]:
+    """Return the percentiles of each time that has a mean, by the shape of simulated ones."""
     found = {}
     for name in ("ttft", "tpot", "latency"):
         mean: float | None = getattr(means, f"{name}_seconds")
@@ -189,13 +195,13 @@ def _percentiles(
                 mean_s=mean,
                 simulated_s=float(own),
                 simulated_mean_s=float(times.mean()),
-                intake_s=_intake_s(setting, name),
+                intake_s=before_steps(name, intake_s),
             )
     return found
 
 
 def attained_ratio(
-    setting: Setting, workload: ServeWorkload, means: Performance, simulated: Simulated
+    workload: ServeWorkload, means: Performance, simulated: Simulated, intake_s: float
 ) -> float:
     """Return the share of the requests that meet every objective given."""
     good = np.ones(len(simulated.ttft_s), dtype=bool)
@@ -204,7 +210,7 @@ def attained_ratio(
         mean: float | None = getattr(means, f"{name}_seconds")
         times: Floats = getattr(simulated, f"{name}_s")
         if objective is not None and mean is not None and times.mean() > 0:
-            before = _intake_s(setting, name)
+            before = before_steps(name, intake_s)
             good &= before + times * ((mean - before) / times.mean()) <= objective
     return float(good.mean())
 
@@ -219,17 +225,22 @@ def _within(value: float | None, limit: float | None) -> Flag:
     return True if value is None or limit is None else value <= limit
 
 
-def _most_within_objectives(
-    setting: Setting, workload: ServeWorkload, limit: float
+def served_means(setting: Setting, workload: ServeWorkload) -> Performance:
+    """Return the mean figures of serving a load, or a column of loads."""
+    return serve(setting, workload, Unrecorded()).performance
+
+
+def most_within_objectives(
+    means_of: Means, workload: ServeWorkload, limit: float
 ) -> dict[str, float | int]:
     """Return the largest rate or number of callers whose mean times meet the objectives."""
     if workload.request_rate_per_second is not None:
-        rate = _largest(setting, workload, "request_rate_per_second", limit)
+        rate = _largest(means_of, workload, "request_rate_per_second", limit)
         return {"slo_max_requests_per_second": rate}
-    return {"slo_max_concurrency": int(_largest(setting, workload, "concurrency", None))}
+    return {"slo_max_concurrency": int(_largest(means_of, workload, "concurrency", None))}
 
 
-def _largest(setting: Setting, workload: ServeWorkload, name: str, limit: float | None) -> float:
+def _largest(means_of: Means, workload: ServeWorkload, name: str, limit: float | None) -> float:
     """Return the largest value of a workload's load that meets the objectives; 0 if none does.
 
     Loads between a good and a bad one are costed together as a column, round after round; without
@@ -239,7 +250,7 @@ def _largest(setting: Setting, workload: ServeWorkload, name: str, limit: float 
     def good(loads: Floats) -> int:
         asked = {"concurrency": None, "burst_requests": None, "request_rate_per_second": None}
         load = workload.model_copy(update={**asked, name: loads})
-        found = meets_objectives(workload, serve(setting, load, Unrecorded()).performance)
+        found = meets_objectives(workload, means_of(load))
         bad = np.flatnonzero(~np.broadcast_to(found, loads.shape))
         return int(bad[0]) if len(bad) else len(loads)
 

@@ -5,7 +5,6 @@ device moves at the slower one's pace and has the smaller one's room. The layers
 the slowest stage takes least, within the memory of each.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -20,6 +19,7 @@ from planner.cost.stages import Pace, stage_time
 from planner.cost.weights import stage_layers
 from planner.specs.cluster import DeviceSpec
 from planner.specs.workload import TrainWorkload
+from planner.workload.dealing import devices_of, weakest
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.outcome import Outcome
 from planner.workload.peaks import peak_of
@@ -31,33 +31,14 @@ GROUP = "pipeline"
 Table = npt.NDArray[np.float64]
 
 
-def devices_of(setting: Setting) -> list[DeviceSpec]:
-    """Return every device of a cluster, one after the other."""
-    cluster = setting.cluster
-    found = [setting.device] * (cluster.devices_per_node * cluster.nodes)
-    for group in cluster.other_nodes:
-        found += [cast("DeviceSpec", group.device)] * group.num_devices
-    return found
-
-
 def stage_devices(setting: Setting) -> tuple[DeviceSpec, ...]:
     """Return what each stage runs on: of unlike devices one as slow and small as the least."""
     line, layout = devices_of(setting), setting.layout
     width = layout.devices // layout.pipeline
     return tuple(
-        _weakest(setting, line[stage * width : (stage + 1) * width])
+        weakest(setting, line[stage * width : (stage + 1) * width])
         for stage in range(layout.pipeline)
     )
-
-
-def _weakest(setting: Setting, devices: Sequence[DeviceSpec]) -> DeviceSpec:
-    dtype = compute_dtype_of(setting)
-    slowest = min(devices, key=lambda device: peak_of(device, dtype)[0])
-    least = {
-        name: min(getattr(device, name) for device in devices)
-        for name in ("memory_bytes", "memory_bandwidth_bytes_per_second")
-    }
-    return slowest.model_copy(update=least)
 
 
 def train_unlike(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outcome:
@@ -82,19 +63,6 @@ def train_unlike(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> O
     performance = outcome.performance.model_copy(update={"mfu": reached / float(np.mean(peaks))})
     names = tuple(device.id for device in split.devices)
     return replace(outcome, performance=performance, stage_layers=layers, stage_devices=names)
-
-
-def mean_device(setting: Setting) -> DeviceSpec:
-    """Return the mean of unlike devices, for what is paid and drawn per device."""
-    devices = devices_of(setting)
-    if not setting.cluster.other_nodes:
-        return setting.device
-    names = ("tdp_watts", "price_usd_per_hour")
-    known = {name: [getattr(device, name) for device in devices] for name in names}
-    means = {
-        name: None if None in values else float(np.mean(values)) for name, values in known.items()
-    }
-    return setting.device.model_copy(update=means)
 
 
 class _Split:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cost.partition import split_layers
+from planner.cost.partition import split_in_flight, split_layers
 
 
 def enumerated(table):
@@ -74,3 +74,44 @@ def test_memory_bounds_what_a_fast_device_takes():
 
 def test_more_stages_than_layers_cannot_be_filled():
     assert split_layers(table_of([1.0, 1.0, 1.0], 0.0, [9] * 3, 2)) is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    rates=RATES,
+    head=st.floats(0.0, 5.0),
+    rooms=st.lists(st.integers(1, 9), min_size=4, max_size=4),
+    layers=st.integers(1, 9),
+    in_flight=st.floats(1.0, 6.0),
+)
+def test_micro_batches_in_flight_go_round_as_soon_as_in_the_best_of_all_splits(
+    rates, head, rooms, layers, in_flight
+):
+    table = table_of(rates, head, rooms, layers)
+    best, split = least_round(table, in_flight), split_in_flight(table, in_flight)
+
+    if best is None:
+        assert split is None
+        return
+    assert sum(split) == layers
+    assert round_time(table, split, in_flight) == pytest.approx(best, rel=1e-8)
+
+
+def round_time(table, split, in_flight):
+    times = [table[stage, held] for stage, held in enumerate(split)]
+    return max(sum(times), in_flight * max(times))
+
+
+def least_round(table, in_flight):
+    stages, places = table.shape
+    splits = (one for one in product(range(1, places), repeat=stages) if sum(one) == places - 1)
+    rounds = (round_time(table, split, in_flight) for split in splits)
+    return min((one for one in rounds if np.isfinite(one)), default=None)
+
+
+def test_one_micro_batch_alone_puts_all_it_can_on_the_fast_device():
+    assert split_in_flight(table_of([1.0, 2.0], 0.0, [9, 9], 9), 1) == (8, 1)
+
+
+def test_micro_batches_for_every_stage_even_the_stages_out():
+    assert split_in_flight(table_of([1.0, 2.0], 0.0, [9, 9], 9), 2) == (6, 3)

@@ -15,12 +15,13 @@ from planner.search.rank import order_of
 from planner.search.unlike_space import MOST, unlike_strategies
 from planner.specs.estimate import EstimateRequest
 from planner.specs.plan import PlanRequest
+from planner.workload.dealing import devices_of
 from planner.workload.estimator import estimate_request
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.resolve import resolve
 from planner.workload.train import stage_seconds
 from planner.workload.training_memory import stage_memory
-from planner.workload.unlike import devices_of, stage_devices
+from planner.workload.unlike import stage_devices
 
 FAST = {"device": "h100-sxm-80gb", "devices_per_node": 4}
 SLOW = {"device": "a100-sxm-80gb", "devices_per_node": 4}
@@ -174,12 +175,9 @@ def test_other_nodes_of_an_unknown_device_are_refused():
         trained({**FAST, "other_nodes": [{"device": "h900"}]})
 
 
-@pytest.mark.parametrize("kind", ["serve", "generate"])
-def test_independent_replicas_are_to_be_asked_for_kind_by_kind(kind):
-    workload = {"kind": kind, "input_tokens": 512, "output_tokens": 64}
-    workload |= {"batch_size": 8} if kind == "generate" else {"concurrency": 8}
-    asked = {"model": MODEL, "cluster": MIXED, "workload": workload}
-    with pytest.raises(NotCoveredError, match="each kind by themselves") as caught:
+def test_compression_on_unlike_nodes_is_refused_by_name():
+    asked = {"model": MODEL, "cluster": MIXED, "workload": {"kind": "compress", "method": "gptq"}}
+    with pytest.raises(NotCoveredError, match="nodes of one kind") as caught:
         estimate_request(EstimateRequest.model_validate(asked))
 
     assert caught.value.field == "cluster.other_nodes"
