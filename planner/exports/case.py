@@ -8,6 +8,8 @@ from planner.specs.model import ModelSpec
 from planner.specs.plan import PlannedStrategy
 from planner.specs.strategy import OffloadSpec, Strategy
 from planner.specs.workload import GenerateWorkload, ServeWorkload, TrainWorkload, Workload
+from planner.workload.dealing import groups_of
+from planner.workload.resolve import resolve_cluster, resolve_device
 
 GIB = 1024**3
 # Every node knows its number, and meets the first one at this address and port.
@@ -47,6 +49,16 @@ class ExportCase:
         """Return how many devices the plan uses."""
         size = self.size
         return size("data") * size("tensor") * size("pipeline") * size("context")
+
+    @property
+    def hardware(self) -> str:
+        """Return how many devices there are of each kind, by name."""
+        counts = [(self.devices, self.device.name or self.device.id)]
+        if self.plan.cluster.other_nodes:
+            groups = groups_of(resolve_cluster(self.plan.cluster))
+            found = [(one.num_devices, resolve_device(one.device)) for one in groups]
+            counts = [(number, device.name or device.id) for number, device in found]
+        return " + ".join(f"{number} x {name}" for number, name in counts)
 
     @property
     def nodes(self) -> int:

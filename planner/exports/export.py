@@ -38,17 +38,20 @@ class Format:
     comment: str | None = "# "
 
     def text(self, case: ExportCase, more: Notes = ()) -> str:
+        """Return the whole file of a plan."""
+        return self.with_body(case, self.body(case), (*more, *self.notes(case)))
+
+    def with_body(self, case: ExportCase, body: str, notes: Notes) -> str:
         """Return the whole file: what is predicted and what is left open, then the body."""
-        body = self.body(case)
         if self.comment is None:
             return body
-        return with_head(body, head_lines(case, (*more, *self.notes(case))), self.comment)
+        return with_head(body, head_lines(case, notes), self.comment)
 
 
 def head_lines(case: ExportCase, notes: Notes) -> list[str]:
     """Return the lines that open an export: model, hardware, prediction, notes."""
     device = case.device.name or case.device.id
-    used = f"{case.devices} x {device}" if case.devices > 1 else device
+    used = case.hardware if case.devices > 1 else device
     return [
         f"{case.model} on {used}, planned for {case.plan.engine}",
         f"predicted: {claim_words(case)}",

@@ -38,7 +38,7 @@ def claim_of(case: ExportCase) -> JsonObject:
     """Return what the script needs: the figures with their bounds, and the load to send."""
     load, requests = _load(case)
     return {
-        "title": f"{case.model} on {case.devices} x {case.device.name or case.device.id}",
+        "title": f"{case.model} on {case.hardware}",
         "model": case.model,
         "figures": claims_of(case.plan, case.workload.kind),
         "load": load,

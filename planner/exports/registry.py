@@ -15,6 +15,13 @@ from planner.exports.slurm import SLURM
 from planner.exports.tensorrt_llm import TENSORRT_LLM
 from planner.exports.torchrun import TORCHRUN
 from planner.exports.torchtitan import CONFIGURATIONS, TORCHTITAN
+from planner.exports.unlike import (
+    is_unlike,
+    unlike_body,
+    unlike_notes,
+    unlike_parts,
+    unlike_servers,
+)
 from planner.exports.vllm import VLLM
 from planner.specs.plan import PlannedStrategy, PlanRequest
 from planner.specs.strategy import Strategy
@@ -34,6 +41,8 @@ def formats_for(case: Case, strategy: Strategy) -> tuple[str, ...]:
     """Return the formats that can say a strategy and run on its device."""
     if case.workload.kind == "compress":
         return ()
+    if is_unlike(case.cluster, case.workload):
+        return unlike_servers(case, strategy, _servers)
     training = isinstance(case.workload, TrainWorkload)
     named = _trainers(case, strategy) if training else _servers(case)
     managers = ["slurm", "kubernetes", *(["compose"] if case.cluster.nodes == 1 else [])]
@@ -103,19 +112,21 @@ def export(format_name: str, case: ExportCase) -> Export:
         )
     offered = format_name in possible
     more = () if offered else (f"{chosen.title} cannot say or run all of this plan",)
+    parts = unlike_parts(case)
+    notes = (*more, *unlike_notes(chosen, case, parts))
     return Export(
         key=chosen.key,
         title=chosen.title,
         file_name=chosen.file_name,
-        text=chosen.text(case, more),
-        notes=(*more, *chosen.notes(case)),
+        text=chosen.with_body(case, unlike_body(chosen, case, parts), notes),
+        notes=notes,
         measure=measure_text(case),
     )
 
 
 def _lossy(case: ExportCase) -> set[str]:
     """Return the formats for this kind of work that are made when asked for by name."""
-    if case.workload.kind == "compress":
+    if case.workload.kind == "compress" or is_unlike(case.plan.cluster, case.workload):
         return set()
     if not isinstance(case.workload, TrainWorkload):
         return {one.key for one in (*SERVERS, *MANAGERS)}

@@ -218,10 +218,24 @@ def _best(request: PlanRequest, table: Table, top: int) -> list[Choice]:
 def _plans(request: PlanRequest, table: Table) -> tuple[PlannedStrategy, ...]:
     chosen = _best(request, table, request.top)
     first = chosen[0][0] if chosen else None
+    apart = _apart(request, table)
     return tuple(
-        offered(rank, explained(question, estimate), question, first)
+        offered(rank, explained(question, estimate), question, first, apart)
         for rank, (estimate, question) in enumerate(chosen, start=1)
     )
+
+
+def _apart(request: PlanRequest, table: Table) -> dict[str, Estimate | None]:
+    """Return the best of each choice of nodes where a cluster has unlike ones that may part."""
+    names = list(dict.fromkeys(part.question.hardware[0] for part in table.parts))
+    if request.hardware_options or not request.cluster.other_nodes or len(names) < 2:  # noqa: PLR2004 - one choice is none
+        return {}
+    found: dict[str, Estimate | None] = {}
+    for name in names:
+        parts = [part for part in table.parts if part.question.hardware[0] == name]
+        best = _best(request, Table(parts, table.limits), 1)
+        found[name] = best[0][0] if best else None
+    return found
 
 
 def _pareto(table: Table) -> tuple[PlannedStrategy, ...]:

@@ -1,5 +1,7 @@
 """How a chosen strategy is offered: its estimate with reasons, techniques and exports."""
 
+from collections.abc import Iterator, Mapping
+
 from planner.exports.registry import formats_for
 from planner.search.question import Question
 from planner.search.rank import devices_of, merit_of, perplexity_ratio
@@ -22,15 +24,22 @@ def explained(question: Question, estimate: Estimate) -> Estimate:
 
 
 def offered(
-    rank: int, estimate: Estimate, question: Question, first: Estimate | None
+    rank: int,
+    estimate: Estimate,
+    question: Question,
+    first: Estimate | None,
+    apart: Mapping[str, Estimate | None] | None = None,
 ) -> PlannedStrategy:
-    """Return an estimate as a plan; ``first`` is the plan that it is compared with."""
+    """Return an estimate as a plan; ``first`` is the plan that it is compared with.
+
+    Where nodes are unlike, ``apart`` has the best on other nodes of them, by name.
+    """
     fields = {name: getattr(estimate, name) for name in Estimate.model_fields}
     return PlannedStrategy(
         **fields,
         rank=rank,
         cluster=question.shown,
-        reasons=reasons(estimate, first),
+        reasons=(*reasons(estimate, first), *_elsewhere(estimate, question, apart or {})),
         techniques=used_by(estimate.strategy, question.case),
         exports=formats_for(question.case, estimate.strategy),
         tier=tier_of(question),
@@ -49,6 +58,23 @@ def reasons(estimate: Estimate, first: Estimate | None) -> tuple[str, ...]:
     if first is None or first.strategy == estimate.strategy:
         return own
     return (*own, *_differences(estimate, first))
+
+
+def _elsewhere(
+    estimate: Estimate, question: Question, apart: Mapping[str, Estimate | None]
+) -> Iterator[str]:
+    """Yield what the other nodes of an unlike cluster would do, alone or together."""
+    for name, other in apart.items():
+        if name == question.hardware[0]:
+            continue
+        where = f"{name} together" if " + " in name else f"{name} alone"
+        if other is None:
+            yield f"{where}: nothing fits"
+            continue
+        speed, delay = merit_of(other).speed, merit_of(other).delay
+        change = (speed / merit_of(estimate).speed - 1) * 100
+        figures = f"{speed:.4g} tokens/s ({change:+.0f} %), {delay:.3g} s each"
+        yield f"{where}: {figures}".replace("(-", f"({MINUS}")
 
 
 def _differences(estimate: Estimate, first: Estimate) -> list[str]:

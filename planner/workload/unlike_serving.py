@@ -46,7 +46,8 @@ class Part:
     @property
     def title(self) -> str:
         """Return how many replicas there are and of what."""
-        return f"{self.dealt.replicas} x {self.dealt.title}"
+        count = self.dealt.replicas
+        return f"{count} replica{'s' if count > 1 else ''} on {self.dealt.title}"
 
     def load(self, workload: Work) -> Work:
         """Return the part of a workload that these replicas get."""
@@ -185,7 +186,7 @@ def _together(
         return _in_stages(run(parts[0].setting, workload, ledger), parts)
     _record_shares(parts, ledger)
     outcomes = [
-        run(part.setting, part.load(workload), aside(ledger, part.title)) for part in parts
+        run(part.setting, part.load(workload), aside(ledger, part.dealt.title)) for part in parts
     ]
     shared = Shared(parts, outcomes, ledger)
     performance = shared.performance(workload)

@@ -136,3 +136,43 @@ def test_a_layout_that_spans_both_kinds_is_among_the_candidates():
 
     assert uneven
     assert all(sum(layers) == 32 and layers[0] > layers[1] for layers in uneven)
+
+
+def test_a_plan_says_what_the_nodes_of_each_kind_would_do_alone():
+    first = plan(asked("pair closed")).plans[0]
+    alone = [one for one in first.reasons if " alone: " in one]
+
+    assert first.cluster.other_nodes
+    assert [one.split(" alone")[0] for one in alone] == ["h100-sxm5-80gb", "a100-sxm4-40gb"]
+    assert all("tokens/s (\N{MINUS SIGN}" in one for one in alone)
+
+
+def test_a_plan_on_one_kind_says_what_both_would_do_together():
+    first = plan(asked("pair alone")).plans[0]
+    (told,) = (one for one in first.reasons if "together: " in one)
+    best = min(
+        one.performance.latency_seconds
+        for part, _, one in costed("pair alone")
+        if one.fits and part.question.cluster.other_nodes
+    )
+
+    assert f"{best:.3g} s each" in told
+
+
+def test_what_fits_on_no_node_alone_is_said():
+    request = asked("trio closed").model_copy(update={"model": "meta-llama/Llama-3.1-405B"})
+    whole = request.cluster.model_copy(update={"devices_per_node": 4})
+    answer = plan(request.model_copy(update={"cluster": whole}))
+
+    assert answer.plans
+    assert any("l40s alone: nothing fits" in one for one in answer.plans[0].reasons)
+
+
+def test_what_fits_nowhere_is_rejected_with_numbers():
+    request = asked("pair closed").model_copy(update={"model": "meta-llama/Llama-3.1-405B"})
+    answer = plan(request)
+
+    assert answer.plans == ()
+    memory = [one for one in answer.rejected.values() if one.constraint == "memory"]
+    assert memory
+    assert all(one.required > one.limit for one in memory)

@@ -185,7 +185,7 @@ def test_the_router_is_told_its_shares():
     (told,) = (one for one in served(MIXED, tensor_parallel_size=2).warnings if "router" in one)
 
     for part in both:
-        assert f"{part.share:.0%} to 1 x {part.dealt.title}" in told
+        assert f"{part.share:.0%} to 1 replica on {part.dealt.title}" in told
 
 
 def test_what_does_not_fit_on_one_kind_does_not_fit():
