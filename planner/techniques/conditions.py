@@ -32,6 +32,12 @@ def _several_nodes(case: Case) -> str:
     return "" if case.cluster.num_nodes > 1 else "needs at least 2 nodes: this cluster has 1"
 
 
+def _unlike_nodes(case: Case) -> str:
+    if case.cluster.other_nodes:
+        return ""
+    return f"needs nodes of another kind: this cluster has {case.device.id} alone"
+
+
 def _sparse_model(case: Case) -> str:
     if case.model.is_moe:
         return ""
@@ -127,6 +133,7 @@ def _power(case: Case) -> str:
 CONDITIONS: dict[str, Condition] = {
     "several_devices": Condition("the cluster has at least 2 devices", _several_devices),
     "several_nodes": Condition("the cluster has at least 2 nodes", _several_nodes),
+    "unlike_nodes": Condition("the cluster has nodes of several kinds", _unlike_nodes),
     "sparse_model": Condition("the model is a sparse mixture of experts", _sparse_model),
     "plain_mlp": Condition("the feed-forward blocks are plain, not gated", _plain_mlp),
     "divisible_heads": Condition(
