@@ -31,12 +31,20 @@ _TORCH_CUDA = re.compile(r"^cuda\b[^=]*=\s*'([0-9]+)\.([0-9]+)'", re.MULTILINE)
 _CUDA_UNIT = 1000  # NVML says CUDA 12.4 as 12040
 
 
+class Leaving(NamedTuple):
+    """An attempt that was told to stop and still runs: its id, and the GPUs that it was given."""
+
+    attempt_id: str
+    gpus: frozenset[str]
+
+
 class Place(NamedTuple):
     """This host, as far as an attempt is concerned."""
 
     host_dir: HostDir
     config: HostConfig
     model_roots: Sequence[Path]
+    leaving: Sequence[Leaving] = ()
 
 
 class Gpu(NamedTuple):
@@ -58,6 +66,12 @@ def _checks(needs: Needs, place: Place, library: probe.Library | None) -> Iterat
     yield _kind(needs)
     yield _packages(needs)
     yield _disk(place)
+    if blocking := _blocking(needs, place.leaving):
+        yield _no(
+            "earlier attempts",
+            f"An attempt that was told to stop still runs here: {', '.join(blocking)}.",
+            "Wait until it is gone; the job is tried again.",
+        )
     if needs.model is not None:
         yield _model(needs.model, place)
     if needs.ports:
@@ -87,6 +101,14 @@ def _no(name: str, sentence: str, remedy: str, **figures: float) -> PreflightChe
 
 
 # What every host is asked
+
+
+def _blocking(needs: Needs, leaving: Sequence[Leaving]) -> list[str]:
+    """Return the attempts that hold what this one needs until they are gone."""
+    wanted = set(needs.gpus)
+    return [
+        each.attempt_id for each in leaving if not wanted or not each.gpus or wanted & each.gpus
+    ]
 
 
 def _kind(needs: Needs) -> PreflightCheck:

@@ -165,7 +165,7 @@ class Reconciler:
 
     def _ask(self, folder: AttemptFolder, claim: Claim, needs: Needs | None) -> ClaimReply | None:
         """Return the server's answer to a claim; None, with the folder buried, when it is no."""
-        place = preflight.Place(self.host_dir, self.config, self._model_roots())
+        place = preflight.Place(self.host_dir, self.config, self._model_roots(), self._leaving())
         ask = ClaimRequest(
             fence=claim.fence,
             claim_id=claim.claim_id,
@@ -219,6 +219,14 @@ class Reconciler:
                 f'free some space, or lower "min_free_bytes" in config.json',
             )
 
+    def _leaving(self) -> list[preflight.Leaving]:
+        """Return the running attempts that were told to stop, with what each was given."""
+        return [
+            preflight.Leaving(folder.attempt_id, _gpus_of(folder))
+            for folder in self.running()
+            if (folder.path / record.STOP).exists()
+        ]
+
     def _model_roots(self) -> tuple[Path, ...]:
         return (self.host_dir.models, *self.config.model_roots, self.host_dir.attempts)
 
@@ -251,3 +259,8 @@ def _own_ports(request: RunRequest) -> tuple[int, ...]:
     """Return the port reserved on this host; none where another host leads."""
     gang = request.gang
     return (gang.master_port,) if gang and gang.node_rank == 0 else ()
+
+
+def _gpus_of(folder: AttemptFolder) -> frozenset[str]:
+    request = folder.request()
+    return frozenset(device.uuid for device in request.devices) if request else frozenset()

@@ -14,7 +14,7 @@ from runners.preflight_messages import Needs
 from runners.reasons import Reason
 from runners.reconcile import Reconciler
 from runners.supervision import procfs, record
-from tests.runners.programs import FOREVER
+from tests.runners.programs import FOREVER, STUBBORN
 from tests.runners.tools import A1, A2, bodies, wait_for
 
 
@@ -96,6 +96,21 @@ def test_a_claim_that_is_repeated_looks_for_the_same_again(acceptor, reconciler)
     reconciler.retry_claims()
 
     assert {"memory", "disk"} <= {check.name for check in asked[0].checks}
+
+
+def test_an_attempt_that_will_not_stop_keeps_the_next_one_away(acceptor, reconciler, host_dir):
+    reconciler._render = lambda _spec, _folder: [sys.executable, "-c", STUBBORN]
+    reconciler.apply(reply(wanted=(wanted(acceptor),)))
+    order = stop().model_copy(update={"grace_seconds": 30.0})
+    reconciler.stop(order)
+    asked = []
+    acceptor.claim = lambda *call: asked.append(call[1]) or (409, {"detail": "given back"})
+
+    reconciler.claim(wanted(acceptor, A2).model_copy(update={"needs": Needs(kind="train")}))
+
+    failed = [check for check in asked[0].checks if not check.ok]
+    assert [check.name for check in failed] == ["earlier attempts"]
+    assert A1 in failed[0].sentence
 
 
 def test_an_absent_server_leaves_the_claim_to_be_repeated(acceptor, reconciler, folder):

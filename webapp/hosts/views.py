@@ -112,7 +112,7 @@ def host_detail(request: HttpRequest, slug: str) -> HttpResponse:
         "host": host,
         "reach": reach_of(host),
         "machine": machine_words(host.facts),
-        "jobs": jobs.select_related("owner")[:NUM_JOBS],
+        "jobs": jobs.select_related("owner", "host")[:NUM_JOBS],
         "num_live": jobs.exclude(state__in=[*FINAL_STATES, "draft"]).count(),
         "events": [
             {"at": event.at, "actor": event.actor, "words": event_words(event)}

@@ -2,7 +2,7 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from webapp.jobs import actions, downloads, listing, postmortem_views, views
+from webapp.jobs import abandon, actions, downloads, listing, postmortem_views, views
 
 JOB = "jobs/<slug:job_id>/"
 
@@ -18,6 +18,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{JOB}post-mortem/", postmortem_views.job_postmortem, name="job-postmortem"),
     path(f"{JOB}post-mortem/changes/", postmortem_views.job_changes, name="job-changes"),
     path(f"{JOB}replan/", postmortem_views.job_replan, name="job-replan"),
+    path(f"{JOB}abandon/", abandon.job_abandon_view, name="job-abandon"),
     path(f"{JOB}stop/", actions.job_stop_view, name="job-stop"),
     path(f"{JOB}clone/", actions.job_clone_view, name="job-clone"),
     path(f"{JOB}delete/", actions.job_delete_view, name="job-delete"),

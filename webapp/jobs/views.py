@@ -9,6 +9,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET
 
 from runners.reasons import Reason
+from webapp.accounts.models import Membership
 from webapp.accounts.roles import membership_of
 from webapp.core.clock import now
 from webapp.core.units import clock
@@ -31,6 +32,7 @@ from webapp.jobs.plots import Drawn, draw, latest_values
 from webapp.jobs.postmortem import has_postmortem
 from webapp.jobs.reasons import words_for
 from webapp.jobs.selectors import waiting_sentence
+from webapp.jobs.standing import leftover_of, standing_of
 from webapp.live.page import live_context, page_or_regions
 from webapp.modelhub.models import TeamModel
 
@@ -120,6 +122,7 @@ def job_artefacts(request: HttpRequest, job_id: str) -> HttpResponse:
 def job_context(request: HttpRequest, job: Job, tab: str) -> dict[str, Any]:
     """Return what every tab of a job shows: head, buttons, status line, timeline, tabs."""
     events = list(Event.objects.filter(subject=job.pk))
+    membership = membership_of(request.user, job.team)
     context = {
         "job": job,
         "kind": figures.KIND_WORDS.get(job.kind, job.kind),
@@ -130,8 +133,10 @@ def job_context(request: HttpRequest, job: Job, tab: str) -> dict[str, Any]:
         "seconds": figures.elapsed_seconds(job),
         "expected_ms": expected_ms(job),
         "waiting": waiting_sentence(job),
-        "allowed": allowed(membership_of(request.user, job.team), job),
+        "allowed": allowed(membership, job),
         **silence_of(job),
+        "abandon_url": _abandon_url(job, membership),
+        "leftover": leftover_of(job),
         "outcome": outcome_of(job),
         "tabs": [
             {"url": reverse(name, args=[job.pk]), "name": word, "is_current": name == tab}
@@ -140,6 +145,14 @@ def job_context(request: HttpRequest, job: Job, tab: str) -> dict[str, Any]:
         ],
     }
     return context | live_context(request, [f"job:{job.pk}"])
+
+
+def _abandon_url(job: Job, membership: Membership | None) -> str:
+    """Return where a member may give the job up, while its host is silent; else nothing."""
+    is_lost = standing_of(job).state == "lost"
+    return (
+        reverse("job-abandon", args=[job.pk]) if is_lost and allowed(membership, job).stop else ""
+    )
 
 
 def overview_context(job: Job, drawn: list[Drawn]) -> dict[str, Any]:

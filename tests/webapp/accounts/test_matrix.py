@@ -79,6 +79,7 @@ RULES = {
     f"{JOB}/post-mortem/": OBJECT,
     f"{JOB}/post-mortem/changes/": OBJECT,
     f"{JOB}/replan/": ACT,
+    f"{JOB}/abandon/": Rule("get", OWNER, is_object=True),
     f"{JOB}/stop/": OWN,
     f"{JOB}/clone/": ACT,
     f"{JOB}/delete/": OWN,

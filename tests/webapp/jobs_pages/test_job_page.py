@@ -195,7 +195,7 @@ def test_a_silent_host_is_said_to_be_silent_and_for_how_long(as_alice, running):
     host.save()
     shown = plain(text_of(as_alice, running))
     assert "Nothing heard from Box for" in shown
-    assert "Silent" in shown
+    assert "Last known: running host silent" in shown
 
 
 def test_htmx_gets_only_the_regions_that_change(as_alice, running):

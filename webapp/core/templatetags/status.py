@@ -39,6 +39,9 @@ LOOKS = {
     "live": Look("good", "check", "In contact"),
     "degraded": Look("warn", "triangle", "Silent"),
     "unreachable": Look("bad", "cross", "Unreachable"),
+    "stale": Look("warn", "triangle", "Silent"),
+    "lost": Look("warn", "question", "Last known"),
+    "never": Look("", "clock", "Not heard yet"),
     "unknown": Look("", "clock", "Not seen yet"),
     # plans and verdicts
     "computed": Look("good", "check", "Computed"),
