@@ -1,98 +1,50 @@
-"""Who gets which devices next: the first queued job of a pool for which there is room.
+"""Carry out what the policy decides: attempts, devices that they hold, doorbells.
 
 Runs at submit, at every end of a job, at every beat and from the ticker; being called once too
 often changes nothing.
 """
 
 import secrets
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
 from django.db import transaction
-from django.db.models import F, Max, Q
+from django.db.models import Max, Q
 
 from runners.reasons import Reason
-from runners.timing import scaled
 from webapp.core.clock import now
-from webapp.hosts.contact import Contact, contact_of
-from webapp.hosts.models import Device, Host, HostState, Pool
-from webapp.jobs.holding import devices_release, devices_take, held_devices, pool_lock
-from webapp.jobs.models import Attempt, Command, Event, Job, JobState
+from webapp.hosts.models import Device, Host, Pool
+from webapp.jobs.holding import devices_release, devices_take, pool_lock
+from webapp.jobs.models import Attempt, Command, Job, JobState
 from webapp.jobs.preflight import Check, run_checks
 from webapp.jobs.transitions import transition
+from webapp.queue.picture import Picture, picture_of, waiting_jobs
+from webapp.queue.policy import Grant
+from webapp.queue.rules import Rules, failed_preflights
 
 ACTOR = "system:allocator"
 MAX_PREFLIGHTS = 3
-PREFLIGHT_RETRY = timedelta(seconds=scaled(30, least=1))
 
 Gang = Sequence[tuple[Host, Sequence[Device]]]  # the leader first
-Room = dict[Host, list[Device]]
 
 
 def allocate_pool(pool: Pool) -> list[Job]:
     """Give the pool's free devices to its queued jobs; return the jobs that got some."""
     with transaction.atomic():
         pool_lock(pool.pk)
-        jobs = _waiting(pool)
+        jobs = waiting_jobs(pool)
         if not jobs:
             return []
-        room = _room(pool)
-        taken = []
-        for job in jobs:
-            gang = _place(job, room)
-            if gang and _may_try(job) and _take(job, gang):
-                taken.append(job)
-                for host, devices in gang:
-                    room[host] = [one for one in room[host] if one not in devices]
-    return taken
+        picture = picture_of(pool, jobs, Rules(jobs))
+        granted = [(picture.jobs[grant.job], grant) for grant in picture.decide().grants]
+        return [job for job, grant in granted if _take(job, _gang(grant, picture))]
 
 
-def _waiting(pool: Pool) -> list[Job]:
-    queued = Job.objects.filter(pool=pool, state=JobState.QUEUED, deleted_at=None)
-    return list(
-        queued.order_by("-priority", F("queue_rank").asc(nulls_last=True), "queued_at", "pk")
-    )
-
-
-def _room(pool: Pool) -> Room:
-    """Return the free devices of every host that may take new work now."""
-    held = held_devices([pool])
-    devices: dict[str, list[Device]] = defaultdict(list)
-    for device in Device.objects.filter(host__pool=pool, is_present=True, cordoned_at=None):
-        if device.pk not in held:
-            devices[device.host_id].append(device)
-    hosts = Host.objects.filter(pool=pool, state=HostState.READY).order_by("pk")
-    return {host: devices[host.pk] for host in hosts if contact_of(host) is Contact.LIVE}
-
-
-def _place(job: Job, room: Room) -> Gang | None:
-    """Return devices for the whole gang, or None."""
-    parts = []
-    for host, free in room.items():
-        if job.requested_host_id not in {None, host.pk}:
-            continue
-        wanted = job.devices_per_host or _num_devices(host)
-        if wanted and len(free) >= wanted:
-            parts.append((host, free[:wanted]))
-    return parts[: job.num_hosts] if len(parts) >= job.num_hosts else None
-
-
-def _num_devices(host: Host) -> int:
-    return Device.objects.filter(host=host, is_present=True, cordoned_at=None).count()
-
-
-def _failed_preflights(job: Job) -> list[Event]:
-    events = Event.objects.filter(
-        kind="job.state", subject=job.pk, from_state=JobState.PREFLIGHT, to_state=JobState.QUEUED
-    )
-    return list(events.order_by("-id"))
-
-
-def _may_try(job: Job) -> bool:
-    failed = _failed_preflights(job)
-    return not failed or failed[0].at + PREFLIGHT_RETRY <= now()
+def _gang(grant: Grant, picture: Picture) -> Gang:
+    return [
+        (picture.hosts[host], [picture.devices[pk] for pk in devices])
+        for host, devices in grant.places
+    ]
 
 
 def _take(job: Job, gang: Gang) -> bool:
@@ -142,7 +94,7 @@ def send_back(
 
     ``attempt`` is the leader of those that are given back, where they were made already.
     """
-    is_last = len(_failed_preflights(job)) + 1 >= MAX_PREFLIGHTS
+    is_last = len(failed_preflights([job])) + 1 >= MAX_PREFLIGHTS
     with transaction.atomic():
         moved = transition(
             job,

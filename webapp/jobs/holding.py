@@ -4,12 +4,12 @@ On SQLite every transaction begins as a writer, so that there is one at a time. 
 an advisory lock on the pool does the same around taking and releasing.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from django.db import connection, transaction
 
 from webapp.core.clock import now
-from webapp.hosts.models import Device, Pool
+from webapp.hosts.models import Device
 from webapp.jobs.models import Allocation, Attempt
 
 
@@ -38,10 +38,3 @@ def devices_release(attempt: Attempt) -> int:
     with transaction.atomic():
         pool_lock(attempt.job.pool_id)
         return held.update(released_at=now())
-
-
-def held_devices(pools: Collection[Pool]) -> dict[str, Attempt]:
-    """Return who holds each device of the pools' hosts that is held, by the device's id."""
-    held = Allocation.objects.filter(released_at=None, device__host__pool__in=pools)
-    rows = held.select_related("attempt__job")
-    return {row.device_id: row.attempt for row in rows}

@@ -43,7 +43,8 @@ def _contact(host: Host) -> Check:
     silent = silent_seconds(host)
     words = "has never reported" if silent is None else f"was heard {silent:.0f} s ago"
     remedy = "See whether the host is on and its agent runs; the job starts when it is back."
-    return Check("contact", contact_of(host) is Contact.LIVE, f"The host {words}.", remedy)
+    is_heard = contact_of(host) in {Contact.LIVE, Contact.DEGRADED}
+    return Check("contact", is_heard, f"The host {words}.", remedy)
 
 
 def _disk(host: Host) -> Check:

@@ -10,6 +10,7 @@ from webapp.hosts.beats import host_beat
 from webapp.hosts.models import Host
 from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.deadlines import allocate_all, end_unclaimed
+from webapp.jobs.holding import devices_release
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Attempt, Command, Event, Job
 from webapp.jobs.preflight import run_checks
@@ -171,13 +172,14 @@ def test_a_job_that_does_not_wait_has_no_reason(job):
 
 def test_a_job_behind_another_says_which(team, alice, host, job):
     waiting = submit(team, alice, host, name="Second")
-    assert waiting_sentence(waiting) == "Box runs “Train the demo model”."
+    assert "Box has 0 of 1 free; next free ≈ " in waiting_sentence(waiting)
+    assert "when “Train the demo model” ends" in waiting_sentence(waiting)
 
 
 def test_a_job_behind_several_says_how_many(team, alice, host, job):
     submit(team, alice, host)
     waiting = submit(team, alice, host)
-    assert "1 more wait" in waiting_sentence(waiting)
+    assert "It is number 2 in the queue." in waiting_sentence(waiting)
 
 
 def test_a_job_on_a_draining_host_says_so(team, alice, host):
@@ -204,6 +206,7 @@ def test_a_job_whose_check_failed_says_what_is_short(team, alice, host):
 def test_a_job_on_a_free_host_starts_soon(team, alice, host):
     job = submit(team, alice, host)
     Job.objects.filter(pk=job.pk).update(state="queued")
+    devices_release(job.current_attempt)
     assert "within seconds" in waiting_sentence(fresh(job))
 
 

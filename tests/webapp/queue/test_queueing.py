@@ -1,0 +1,178 @@
+"""The queue of a pool on real rows: what the decision is made of, and what it leads to."""
+
+from datetime import timedelta
+
+import pytest
+
+from tests.webapp.conftest import EXIT_OK, GIB, batch_of, claim, make_beat, make_job
+from tests.webapp.queue.conftest import gpu_host
+from webapp.core.clock import now
+from webapp.hosts.beats import host_beat
+from webapp.hosts.models import Device, Host
+from webapp.jobs.allocation import allocate_pool
+from webapp.jobs.ingest import events_accept
+from webapp.jobs.models import Allocation, Attempt, Command, Job
+from webapp.jobs.services import job_abandon, job_submit
+from webapp.queue.picture import used_by_team
+from webapp.queue.words import lines_of, waiting_line
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+
+
+def held(job: Job) -> list[str]:
+    rows = Allocation.objects.filter(attempt__job=job, released_at=None)
+    return sorted(rows.values_list("device__uuid", flat=True))
+
+
+def end(attempt: Attempt) -> None:
+    events_accept(host=attempt.host, batch=batch_of(attempt, ("exited", EXIT_OK)))
+
+
+def test_jobs_of_one_device_share_a_host(submit, node_a):
+    first, second = submit(node_a), submit(node_a)
+    assert (held(first), held(second)) == (["node-a-0"], ["node-a-1"])
+
+
+def test_a_gang_over_two_hosts_gets_an_attempt_on_each(submit, node_a, node_b):
+    job = submit(node_a, num_hosts=2, devices_per_host=4)
+    members = Attempt.objects.filter(job=job)
+    assert [(one.node_rank, one.leader_id) for one in members] == [
+        (0, None),
+        (1, job.current_attempt_id),
+    ]
+    assert len({one.fence for one in members}) == 2
+    assert (job.host, len(held(job))) == (members[0].host, 8)
+    assert Command.objects.filter(kind="start").count() == 2
+
+
+def test_a_gang_gets_nothing_while_one_host_lacks_a_device(submit, node_a, node_b):
+    submit(node_b)
+    job = submit(node_a, num_hosts=2, devices_per_host=4)
+    assert (job.state, held(job), Attempt.objects.filter(job=job).count()) == ("queued", [], 0)
+
+
+def test_a_cordoned_device_is_never_given(submit, node_a):
+    Device.objects.filter(uuid="node-a-0").update(cordoned_at=now())
+    assert held(submit(node_a)) == ["node-a-1"]
+
+
+def test_a_draining_host_is_never_given(submit, node_a, node_b):
+    Host.objects.filter(pk=node_a.pk).update(state="draining")
+    assert submit(node_a).host == node_b
+
+
+@pytest.mark.parametrize(("seconds", "state"), [(40, "preflight"), (100, "queued")])
+def test_a_degraded_host_takes_a_single_and_a_silent_one_nothing(submit, node_a, seconds, state):
+    Host.objects.update(last_seen_at=now() - timedelta(seconds=seconds))
+    assert submit(node_a).state == state
+
+
+def test_a_degraded_host_takes_no_gang(submit, node_a):
+    Host.objects.update(last_seen_at=now() - timedelta(seconds=40))
+    job = submit(node_a, devices_per_host=2)
+    assert "node-a has been silent for 40 s" in waiting_line(job).sentence
+
+
+def test_a_job_goes_to_a_device_with_enough_memory(submit, team):
+    gpu_host(team, "small", 1, gib=8)
+    large = gpu_host(team, "large", 1, gib=80)
+    Host.objects.update(last_beat=make_beat(memory_available_bytes=200 * GIB).model_dump())
+    peak = {"peak_memory_bytes": {"value": 60 * GIB, "low": 50 * GIB, "high": 70 * GIB}}
+    assert submit(large, prediction=peak).host == large
+
+
+def test_a_job_given_up_keeps_its_devices_while_the_host_still_runs_it(submit, node_a):
+    job = submit(node_a, devices_per_host=4)
+    claim(job.current_attempt)
+    status = {"attempt_id": job.current_attempt_id, "fence": job.current_attempt.fence}
+    status |= {"phase": "running", "last_seq": 1, "acked_seq": 1}
+    host_beat(host=node_a, beat=make_beat(attempts=(status,)))
+    Host.objects.update(last_seen_at=now() - timedelta(hours=1))
+    job_abandon(job=job, by="alice", typed_host_name="node-a")
+    host_beat(host=node_a, beat=make_beat(attempts=(status,)))
+
+    assert submit(node_a).state == "queued"
+
+    host_beat(host=node_a, beat=make_beat())
+    assert [one.state for one in Job.objects.filter(state="preflight")] == ["preflight"]
+
+
+def test_the_next_job_gets_what_an_ended_one_held(
+    submit, node_a, django_capture_on_commit_callbacks
+):
+    first, second = submit(node_a, devices_per_host=4), submit(node_a, devices_per_host=3)
+    claim(first.current_attempt)
+    with django_capture_on_commit_callbacks(execute=True):
+        end(Attempt.objects.get(job=first))
+    assert held(second) == ["node-a-0", "node-a-1", "node-a-2"]
+
+
+def test_what_teams_used_is_counted_in_device_seconds(submit, node_a, team):
+    job = submit(node_a, devices_per_host=2)
+    Allocation.objects.update(taken_at=now() - timedelta(seconds=100))
+    Allocation.objects.filter(device__index=0).update(released_at=now() - timedelta(seconds=40))
+    used = used_by_team(node_a.pool)
+    assert used == {job.team_id: pytest.approx(160, abs=5)}
+
+
+def test_what_was_used_before_the_last_week_is_forgotten(submit, node_a, team):
+    submit(node_a)
+    Allocation.objects.update(taken_at=now() - timedelta(days=30))
+    week = 7 * 86_400
+    assert used_by_team(node_a.pool) == {team.pk: pytest.approx(week, abs=5)}
+
+
+def test_the_team_that_used_less_is_served_first(submit, node_a, other_team, charlie, team, alice):
+    submit(node_a, devices_per_host=4)
+    Allocation.objects.update(taken_at=now() - timedelta(hours=3))
+    node_a.pool.shared_with.add(other_team)
+    mine = submit(node_a)
+    theirs = make_job(other_team, charlie, None, pool=node_a.pool, devices_per_host=1)
+    theirs = job_submit(job=theirs, by="charlie")
+    assert [line.job for line in lines_of(node_a.pool)] == [theirs, mine]
+
+
+# What the decision says
+
+
+def test_the_sentence_names_need_what_is_free_when_and_after_whom(submit, node_a):
+    submit(node_a, devices_per_host=3, name="Long one", max_duration_seconds=3600)
+    peak = {"peak_memory_bytes": {"value": 12 * GIB, "low": 11 * GIB, "high": 13 * GIB}}
+    job = submit(node_a, devices_per_host=2, prediction=peak)
+    line = waiting_line(job)
+    said = line.sentence.replace("\xa0", " ")
+    assert said.startswith("It needs 2 × ≥ 11.0 GiB on one host; node-a has 1 of 4 free; next")  # noqa: RUF001 -- a multiplication sign
+    assert line.sentence.endswith(" when “Long one” ends (predicted).")
+    assert line.start_at > now()
+
+
+def test_a_job_that_would_delay_a_gang_is_told_whom(submit, node_a):
+    submit(node_a, devices_per_host=3)
+    submit(node_a, devices_per_host=4, name="The gang")
+    behind = submit(node_a)
+    assert "kept for “The gang”, which is before it" in waiting_line(behind).sentence
+
+
+def test_a_gang_of_hosts_is_told_how_many_are_ready(submit, node_a, node_b):
+    submit(node_b)
+    job = submit(node_a, num_hosts=2, devices_per_host=4)
+    assert "device on each of 2 hosts; 1 of 2 hosts have that free" in waiting_line(job).sentence
+
+
+def test_what_no_host_has_is_said_to_be_impossible(submit, node_a):
+    job = submit(node_a, devices_per_host=16)
+    assert "the pool default has too little of it" in waiting_line(job).sentence
+
+
+def test_another_teams_job_stays_unnamed(submit, node_a, other_team, charlie):
+    submit(node_a, devices_per_host=4, name="Secret")
+    node_a.pool.shared_with.add(other_team)
+    job = make_job(other_team, charlie, None, pool=node_a.pool, devices_per_host=1)
+    line = waiting_line(job_submit(job=job, by="charlie"))
+    assert "when another job ends" in line.sentence
+
+
+def test_allocating_once_too_often_changes_nothing(submit, node_a):
+    job = submit(node_a)
+    assert allocate_pool(node_a.pool) == []
+    assert Attempt.objects.filter(job=job).count() == 1

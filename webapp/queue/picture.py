@@ -1,0 +1,157 @@
+"""A pool as it is now, read once: the policy's snapshot, and the rows that its words name."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from django.db.models import DurationField, ExpressionWrapper, F, Sum
+from django.db.models.functions import Coalesce, Greatest
+
+from webapp.core.clock import now
+from webapp.hosts.contact import Contact, contact_of
+from webapp.hosts.models import Device, Host, HostState, Pool
+from webapp.jobs.models import Allocation, Attempt, Job, JobState
+from webapp.queue import policy
+from webapp.queue.forecast import left_seconds, length_seconds
+
+FAIR_DAYS = 7
+RUNS_THERE = ("claimed", "running")
+
+HoldBack = Callable[[Job], str]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One pool at one instant."""
+
+    pool: Pool
+    snapshot: policy.Snapshot
+    hosts: Mapping[str, Host]
+    devices: Mapping[str, Device]
+    jobs: Mapping[str, Job]  # those that wait and those that hold devices
+    holders: Mapping[str, Attempt]  # by device
+
+    def decide(self) -> policy.Decision:
+        """Return everybody's turn."""
+        return policy.decide(self.snapshot)
+
+    def without(self, refused: Mapping[str, str]) -> "Picture":
+        """Return the picture with jobs held back, each for the reason given."""
+        demands = tuple(
+            replace(one, held_back=refused.get(one.job, one.held_back))
+            for one in self.snapshot.demands
+        )
+        return replace(self, snapshot=replace(self.snapshot, demands=demands))
+
+
+def waiting_jobs(pool: Pool) -> list[Job]:
+    """Return the jobs that wait in a pool."""
+    queued = Job.objects.filter(pool=pool, state=JobState.QUEUED, deleted_at=None)
+    return list(queued.select_related("pool", "requested_host", "team", "owner"))
+
+
+def picture_of(pool: Pool, jobs: Sequence[Job], held_back: HoldBack) -> Picture:
+    """Return the pool with the jobs that wait in it; ``held_back`` says who may not be tried."""
+    hosts = {h.pk: h for h in Host.objects.filter(pool=pool, kind="agent")}
+    devices = {d.pk: d for d in Device.objects.filter(host__in=hosts).order_by("index", "pk")}
+    holders = {**_still_there(hosts.values()), **_holders(pool)}
+    left = {attempt.pk: left_seconds(attempt) for attempt in holders.values()}
+    snapshot = policy.Snapshot(
+        hosts=tuple(_host(host, devices.values(), holders, left) for host in hosts.values()),
+        demands=tuple(_demand(job, held_back(job)) for job in jobs),
+        used=used_by_team(pool) if len({job.team_id for job in jobs}) > 1 else {},
+    )
+    known = {attempt.job_id: attempt.job for attempt in holders.values()}
+    known |= {job.pk: job for job in jobs}
+    return Picture(pool, snapshot, hosts, devices, known, holders)
+
+
+def _holders(pool: Pool) -> dict[str, Attempt]:
+    rows = Allocation.objects.filter(released_at=None, device__host__pool=pool)
+    return {row.device_id: row.attempt for row in rows.select_related("attempt__job")}
+
+
+def _still_there(hosts: Collection[Host]) -> dict[str, Attempt]:
+    """Return the devices of attempts that were given up and that their host still runs."""
+    seen = {
+        status["attempt_id"]
+        for host in hosts
+        for status in host.last_beat.get("attempts") or ()
+        if status.get("phase") in RUNS_THERE
+    }
+    if not seen:
+        return {}
+    rows = Allocation.objects.filter(
+        attempt__in=seen, released_at__isnull=False, attempt__exit_record={}
+    )
+    return {row.device_id: row.attempt for row in rows.select_related("attempt__job")}
+
+
+def _host(
+    host: Host,
+    devices: Collection[Device],
+    holders: Mapping[str, Attempt],
+    left: Mapping[str, float | None],
+) -> policy.Host:
+    contact = contact_of(host)
+    is_ready = host.state == HostState.READY
+    return policy.Host(
+        id=host.pk,
+        devices=tuple(
+            _device(one, holders.get(one.pk), left) for one in devices if one.host_id == host.pk
+        ),
+        takes_singles=is_ready and contact in {Contact.LIVE, Contact.DEGRADED},
+        takes_gangs=is_ready and contact is Contact.LIVE,
+    )
+
+
+def _device(
+    device: Device, holder: Attempt | None, left: Mapping[str, float | None]
+) -> policy.Device:
+    seconds = left[holder.pk] if holder else 0.0
+    return policy.Device(
+        id=device.pk,
+        index=device.index,
+        kind=device.kind,
+        model=device.name,
+        # What a processor may use is what is available: its preflight looks.
+        memory_bytes=device.memory_bytes if device.kind == "gpu" else 2**63,
+        is_held=holder is not None,
+        free_seconds=policy.FOREVER if seconds is None else seconds,
+        held_by=holder.job_id if holder else None,
+        is_usable=device.is_present and device.cordoned_at is None,
+    )
+
+
+def _demand(job: Job, held_back: str) -> policy.Demand:
+    return policy.Demand(
+        job=job.pk,
+        team=job.team_id,
+        queued_at=job.queued_at.timestamp() if job.queued_at else 0.0,
+        priority=job.priority,
+        rank=job.queue_rank,
+        num_hosts=job.num_hosts,
+        devices_per_host=job.devices_per_host,
+        min_memory_bytes=least_memory_bytes(job),
+        host=job.requested_host_id,
+        seconds=length_seconds(job),
+        held_back=held_back,
+    )
+
+
+def least_memory_bytes(job: Job) -> int:
+    """Return what the job is predicted to need of each device at the least."""
+    peak = job.prediction.get("peak_memory_bytes") or {}
+    return int(peak.get("low") or peak.get("value") or 0)
+
+
+def used_by_team(pool: Pool) -> dict[str, float]:
+    """Return the device-seconds that each team held in this pool in the last days."""
+    since = now() - timedelta(days=FAIR_DAYS)
+    recent = Allocation.objects.filter(device__host__pool=pool).exclude(released_at__lt=since)
+    held = ExpressionWrapper(
+        Coalesce("released_at", now()) - Greatest("taken_at", since),
+        output_field=DurationField(),
+    )
+    rows = recent.values(team=F("attempt__job__team")).annotate(used=Sum(held)).order_by()
+    return {row["team"]: row["used"].total_seconds() for row in rows}
