@@ -11,7 +11,6 @@ from planner.evidence import Row, serving_request
 from planner.fitting import Columns
 from planner.specs.estimate import EstimateRequest
 from planner.specs.workload import ServeWorkload
-from planner.workload.operators import unit_width
 from planner.workload.resolve import resolve
 from planner.workload.serve import serve
 from planner.workload.setting import Setting
@@ -114,7 +113,7 @@ def serving_case(row: Row) -> ServingCase:
         group=setting.pair,
         sweep="/".join(row.get(name) or "1" for name in SWEEP),
         is_sparse=setting.model.is_moe,
-        width=unit_width(setting),
+        width=setting.unit_width,
         decode_s=parts_of(ledger, "decode"),
         prefill_s=prefill,
         beside_s=_doubled(setting, workload, lanes) - prefill,

@@ -149,7 +149,7 @@ class Ledger:
         self, formula: Equation[P], line: Line, /, *args: P.args, **kwargs: P.kwargs
     ) -> float:
         """Return the formula's value times the line's calibration factor, and record both."""
-        value = float(formula(*args, **kwargs)) * line.factor
+        value = float(formula.compute(*args, **kwargs)) * line.factor
         values: dict[str, Quantity] = dict(kwargs)  # type: ignore[arg-type]  # formulas take quantities only
         text = formula.text
         if line.factor != 1.0:
@@ -206,4 +206,4 @@ class Unrecorded(Ledger):
         self, formula: Equation[P], line: Line, /, *args: P.args, **kwargs: P.kwargs
     ) -> float:
         """Return the formula's value times the line's calibration factor."""
-        return cast("float", formula(*args, **kwargs) * line.factor)
+        return cast("float", formula.compute(*args, **kwargs) * line.factor)

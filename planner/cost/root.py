@@ -9,6 +9,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from planner.cost.columns import where
+
 Values = npt.NDArray[np.float64]
 Ends = tuple[Values, Values, Values]
 STEPS = 4
@@ -26,16 +28,16 @@ def falling_root(
     """
     b, a = ends
     at_b, at_a = at_ends
-    step = np.asarray(at_a / (at_a - at_b))
+    step = _numpy(at_a / (at_a - at_b))
     for _ in range(STEPS):
         x = a + step * (b - a)
         found = function(_plain(x))
-        same = (np.asarray(found) > 0) == (np.asarray(at_a) > 0)
-        c, at_c = np.where(same, a, b), np.where(same, at_a, at_b)
-        b, at_b = _plain(np.where(same, b, a)), _plain(np.where(same, at_b, at_a))
+        same = (_numpy(found) > 0) == (_numpy(at_a) > 0)
+        c, at_c = where(same, a, b), where(same, at_a, at_b)
+        b, at_b = _plain(where(same, b, a)), _plain(where(same, at_b, at_a))
         a, at_a = _plain(x), found
         step = _next_step(
-            (np.asarray(a), np.asarray(b), c), (np.asarray(at_a), np.asarray(at_b), at_c)
+            (_numpy(a), _numpy(b), _numpy(c)), (_numpy(at_a), _numpy(at_b), _numpy(at_c))
         )
     return _plain(a + step * (b - a))
 
@@ -46,13 +48,18 @@ def _next_step(points: Ends, values: Ends) -> Values:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         place = (a - b) / (c - b)
         height = (at_a - at_b) / (at_c - at_b)
-        smooth = (height**2 < place) & ((1 - height) ** 2 < 1 - place)
+        smooth = (height * height < place) & ((1 - height) * (1 - height) < 1 - place)
         quadratic = at_a / (at_b - at_a) * at_c / (at_b - at_c)
         quadratic = quadratic + (c - a) / (b - a) * at_a / (at_c - at_a) * at_b / (at_c - at_b)
         halved = at_a / (at_a - at_b / 2)
-    return np.where(at_a == 0, 0.0, np.where(smooth, quadratic, halved))
+    return _numpy(where(at_a == 0, 0.0, where(smooth, quadratic, halved)))
+
+
+def _numpy(value: float | Values) -> Values:
+    """Return a column as it is, and one number as numpy's: it divides by zero without an error."""
+    return value if isinstance(value, np.ndarray) else np.float64(value)  # type: ignore[return-value]  # a scalar passes as a column
 
 
 def _plain(value: float | Values) -> float:
     """Return one number as a number, so that what is costed with it is costed as one."""
-    return float(value) if np.ndim(value) == 0 else value  # type: ignore[return-value]  # a column passes as a float, as in every formula
+    return value if isinstance(value, np.ndarray) else float(value)  # type: ignore[return-value]  # a column passes as a float, as in every formula

@@ -37,7 +37,8 @@ from planner.specs.workload import CompressWorkload
 from planner.workload.inference_memory import usable_bytes
 from planner.workload.outcome import Outcome
 from planner.workload.peaks import peak_of
-from planner.workload.setting import Rates, Setting, rates_of
+from planner.workload.rates import Rates
+from planner.workload.setting import Setting
 
 GROUP = "compress"
 # Entropy-coded ternary experts; attention stays as it was. Source: arXiv:2310.16795, section 4.
@@ -112,7 +113,7 @@ class _Job:
     def __init__(self, setting: Setting, workload: CompressWorkload, ledger: Ledger) -> None:
         self.setting, self.workload, self.ledger = setting, workload, ledger
         self.recipe: Recipe = RECIPES[workload.method]
-        self.rates: Rates = rates_of(setting)
+        self.rates: Rates = setting.rates
         self.shapes = _shapes(matrices(setting.model))
         self.source = setting.counts.total * setting.plain_element_bytes
         self.own_memory = setting.device.kind == "cpu"  # device and host are one

@@ -23,7 +23,7 @@ from planner.workload.inference_memory import Load
 from planner.workload.operators import link_for
 from planner.workload.outcome import Outcome
 from planner.workload.serve import arrival_habits
-from planner.workload.setting import Setting, rates_of
+from planner.workload.setting import Setting
 from planner.workload.speculate import Decoding, decoding, held_memory, prefilling
 
 GROUP = "serving"
@@ -182,7 +182,7 @@ def _transfer(setting: Setting, workload: ServeWorkload, ledger: Ledger) -> floa
         for n in (1.0, 0.0)
     )
     payload = with_prompt.by_class["kv_cache"] - without.by_class["kv_cache"]
-    rates = rates_of(setting)
+    rates = setting.rates
     sent = ledger.term(
         transfer_seconds,
         setting.line(GROUP, "Cache to the decode pool", "communication", "kv_transfer"),

@@ -17,7 +17,7 @@ from planner.workload.linear import dequantise, linear, output_head
 from planner.workload.mixture import experts
 from planner.workload.offloading import PassTotals, lay_over, unpack
 from planner.workload.operators import Operation, Part, Pass
-from planner.workload.setting import Setting, rates_of
+from planner.workload.setting import Setting
 
 # Fused operators of a dense layer: two norms, query-key-value, rotation, cache write, attention,
 # output, gate and up, activation, down, sums. A mixture adds router, top-k, sorting, combining,
@@ -91,7 +91,7 @@ class PassCost:
 
 def whole_pass(setting: Setting, ledger: Ledger, work: Pass) -> PassCost:
     """Return the seconds of one forward pass on devices of one kind, each class recorded."""
-    run = Operation(setting, rates_of(setting), ledger, work)
+    run = Operation(setting, setting.rates, ledger, work)
     products = linear(run)
     routed = experts(run)
     head = output_head(run)

@@ -6,18 +6,13 @@ import numpy as np
 
 from planner.cost.columns import Flag, is_column, maximum, where
 from planner.cost.compute import matmul_flops
-from planner.cost.dtypes import element_bytes
 from planner.cost.equation import Ledger, Line
 from planner.cost.layers import PerGroup
 from planner.cost.roofline import power_wait_seconds, roofline_seconds
 from planner.cost.sparsity import GEMM_SPEEDUP
 from planner.specs.base import OperatorClass
-from planner.workload.peaks import peak_of
-from planner.workload.setting import (
-    Rates,
-    Setting,
-    compute_dtype_of,
-)
+from planner.workload.rates import Rates
+from planner.workload.setting import Setting
 
 # 16-bit products for each joule of a card's power limit before anything is fitted: 71 TFLOP/s of
 # an RTX 3090's 350 W to 174 of an H100 PCIe's (llama.cpp, 2024).
@@ -25,9 +20,6 @@ FLOPS_PER_JOULE = 0.35e12
 ROUNDS_IN_A_NODE = 3  # eight ranks
 # Operators whose weights pruning makes sparse: the output head stays dense.
 PRUNED = frozenset({"linear", "experts"})
-# Parts whose kernels reach another share of the peak on narrow units.
-WEIGHT_PRODUCTS = frozenset({"linear", "experts"})
-UNIT_WIDTHS = {1.0: "8bit", 0.5: "4bit"}
 
 
 NOTHING = PerGroup(())
@@ -78,12 +70,7 @@ class Operation:
 
     def line(self, name: str, part: str, operator_class: OperatorClass, key: str = "") -> Line:
         """Return where a term goes, with the factor that published serving gives its part."""
-        line = self.setting.part_line(self.work.group, name, part, operator_class, key)
-        if part not in WEIGHT_PRODUCTS:
-            return line
-        width = f"{self.work.group}_{unit_width(self.setting)}"
-        narrow = self.setting.swept_factors.get(width, 1.0)
-        return replace(line, factor=line.factor * narrow)
+        return self.setting.part_line(self.work.group, name, part, operator_class, key)
 
     def matmul(
         self, name: str, key: str, parameters: float, tokens: float, moved_bytes: float
@@ -146,12 +133,6 @@ class Operation:
         computing = self.line(name, part, "compute", key)
         reading = self.line(name, part, "memory_bandwidth", key)
         return replace(reading, factor=where(is_compute, computing.factor, reading.factor))
-
-
-def unit_width(setting: Setting) -> str:
-    """Return how wide the numbers are that products take in: wide, 8bit or 4bit."""
-    _, used = peak_of(setting.device, compute_dtype_of(setting))
-    return UNIT_WIDTHS.get(element_bytes(used), "wide")
 
 
 def latency_for(rates: Rates, ranks: float) -> float:

@@ -8,7 +8,6 @@ from planner.catalog.packed import PackedFormat, packed_format
 from planner.cost.columns import any_of
 from planner.cost.dtypes import (
     BITS_PER_BYTE,
-    SIXTEEN_BIT,
     WIDE,
     element_bytes,
     unquantised_dtype,
@@ -29,12 +28,14 @@ from planner.specs.strategy import OffloadSpec, Strategy
 from planner.specs.workload import ServeWorkload, Workload
 from planner.workload.peaks import peak_of
 from planner.workload.ranks import Layout, StagePlace
+from planner.workload.rates import Rates, rates_for
 
 MODELLED = Origin()
+# Parts whose kernels reach another share of the peak on narrow units.
+WEIGHT_PRODUCTS = frozenset({"linear", "experts"})
+UNIT_WIDTHS = {1.0: "8bit", 0.5: "4bit"}
 ANY_ARCHITECTURE = "any"
 NARROW_BYTES = 0.75  # between six and seven bits: what follows is costed as eight
-DEFAULT_INTER_NODE_BYTES_PER_S = 50e9  # one 400 Gbit/s port per device
-DEFAULT_INTRA_NODE_BYTES_PER_S = 16e9  # PCIe 3.0 x16, where the catalog names no link
 DEFAULT_DISK_BYTES_PER_S = 1e9
 DEFAULT_HOST_LINK_BYTES_PER_S = 16e9
 HOST_LINK_EFFICIENCY = 0.82  # FlexLLMGen cost_model.py: 12.9 of the 15.8 GB/s of a T4's link
@@ -83,6 +84,18 @@ class Setting:
     def activation_dtype(self) -> Dtype:
         """Return the dtype of what flows between layers."""
         return self.strategy.activation_dtype or "bf16"
+
+    @cached_property
+    def rates(self) -> Rates:
+        """Return the rates that the operators run at."""
+        dtypes = (compute_dtype_of(self), self.weight_dtype)
+        return rates_for(self.cluster, self.device, self.engine, dtypes)
+
+    @cached_property
+    def unit_width(self) -> str:
+        """Return how wide the numbers are that products take in: wide, 8bit or 4bit."""
+        _, used = peak_of(self.device, compute_dtype_of(self))
+        return UNIT_WIDTHS.get(element_bytes(used), "wide")
 
     @cached_property
     def shares(self) -> tuple[Share, ...]:
@@ -196,7 +209,7 @@ class Setting:
         names = (device.id, device.architecture, ANY_ARCHITECTURE)
         return next((fitted[name] for name in names if name in fitted), {}).get(part, 1.0)
 
-    @property
+    @cached_property
     def swept_factors(self) -> dict[str, float]:
         """Return what published sweeps on the chip's family multiply parts with, or on any."""
         fitted = self.engine.serving_factors
@@ -259,7 +272,7 @@ class Setting:
         narrow = family.get(f"{part}_{width_of(self)}", 1.0)
         return family.get(part, 1.0) * narrow
 
-    @property
+    @cached_property
     def pair(self) -> str:
         """Return the pair of model and chip family that published serving is told apart by."""
         return f"{self.model.shape}/{self.device.architecture}"
@@ -284,11 +297,16 @@ class Setting:
     def part_line(
         self, group: str, name: str, part: str, operator_class: OperatorClass, key: str = ""
     ) -> Line:
-        """Return where a part of a pass goes, with the factor that published serving gives it."""
+        """Return where a part of a pass goes, with the factor that published serving gives it.
+
+        Kernels of matrix products reach another share of the peak on narrow units.
+        """
         asked = (f"{group}_{part}", name, operator_class, key)
         if asked not in self._lines:
             line = self.line(group, name, operator_class, key)
             factor = line.factor * self.serving_factor(f"{group}_{part}")
+            if part in WEIGHT_PRODUCTS:
+                factor *= self.swept_factors.get(f"{group}_{self.unit_width}", 1.0)
             self._lines[asked] = replace(line, factor=factor)
         return self._lines[asked]
 
@@ -315,25 +333,6 @@ class Setting:
         return found
 
 
-@dataclass(frozen=True)
-class Rates:
-    """How fast the device does each thing for one setting, and at what share of the peak."""
-
-    peak_flops_per_s: float
-    compute_efficiency: float
-    # The same for 16 bits, in which attention and the vocabulary run beside narrower products.
-    wide_peak_flops_per_s: float
-    wide_efficiency: float
-    memory_bytes_per_s: float
-    weight_efficiency: float
-    stream_efficiency: float
-    kv_efficiency: float
-    link_bytes_per_s: float
-    inter_node_bytes_per_s: float
-    latency_s: float
-    op_overhead_s: float
-
-
 def width_of(setting: Setting) -> str:
     """Return how wide the stored weights are, as kernels tell them apart: wide, 8bit or 4bit."""
     if setting.weight_dtype in WIDE:
@@ -347,51 +346,3 @@ def compute_dtype_of(setting: Setting) -> Dtype:
     Weight-only quantisation dequantises first: the product runs at the activations' dtype.
     """
     return setting.strategy.compute_dtype or setting.activation_dtype
-
-
-def rates_of(setting: Setting) -> Rates:
-    """Return the rates that the setting's operators run at."""
-    device, cluster, engine = setting.device, setting.cluster, setting.engine
-    peak, used = peak_of(device, compute_dtype_of(setting))
-    if engine.sums_in_16_bits and used in SIXTEEN_BIT and device.halves_wide_sums:
-        peak *= 2
-    wide_peak, wide = (peak, used) if used in WIDE else peak_of(device, "bf16")
-    efficiency, wide_efficiency = (
-        device.achieved_flops_per_second[dtype] / rate
-        if dtype in device.achieved_flops_per_second
-        else engine.matmul_efficiency
-        for dtype, rate in ((used, peak), (wide, wide_peak))
-    )
-    weight_efficiency, kv_efficiency = engine.weight_read_efficiency, engine.kv_read_efficiency
-    if setting.is_measured:
-        efficiency = wide_efficiency = engine.measured_matmul_efficiency
-        weight_efficiency = kv_efficiency = 1.0
-    stream_efficiency = weight_efficiency
-    if device.kind == "cpu":
-        weight_efficiency *= engine.matvec_efficiency.get(
-            unquantised_dtype(setting.weight_dtype), 1.0
-        )
-    stream = device.weight_stream_bytes_per_second.get(setting.weight_dtype)
-    if stream:
-        weight_efficiency = stream / device.memory_bandwidth_bytes_per_second
-    intra = (
-        cluster.intra_node_bandwidth_bytes_per_second
-        or device.intra_node_bandwidth_bytes_per_second
-        or DEFAULT_INTRA_NODE_BYTES_PER_S
-    )
-    inter = cluster.inter_node_bandwidth_bytes_per_second or DEFAULT_INTER_NODE_BYTES_PER_S
-    overhead = device.op_overhead_seconds
-    return Rates(
-        peak_flops_per_s=peak,
-        compute_efficiency=efficiency,
-        wide_peak_flops_per_s=wide_peak,
-        wide_efficiency=wide_efficiency,
-        memory_bytes_per_s=device.memory_bandwidth_bytes_per_second,
-        weight_efficiency=weight_efficiency,
-        stream_efficiency=stream_efficiency,
-        kv_efficiency=kv_efficiency,
-        link_bytes_per_s=intra * engine.link_efficiency,
-        inter_node_bytes_per_s=inter * engine.link_efficiency,
-        latency_s=engine.collective_latency_s,
-        op_overhead_s=engine.op_overhead_s if overhead is None else overhead,
-    )

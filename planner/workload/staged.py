@@ -19,7 +19,7 @@ from planner.workload.forward import PassCost, whole_pass
 from planner.workload.linear import output_head
 from planner.workload.operators import Operation, Part, Pass
 from planner.workload.ranks import StagePlace
-from planner.workload.setting import Setting, rates_of
+from planner.workload.setting import Setting
 
 STAGE = Origin("modelled", "of one pass: the layers of a stage at its own devices' pace")
 
@@ -119,13 +119,13 @@ def _with_beside(setting: Setting, ledger: Ledger, work: Pass, beside: Pass | No
     whole = whole_pass(setting, ledger, work)
     if beside is None:
         return whole
-    run = Operation(setting, rates_of(setting), ledger, beside)
+    run = Operation(setting, setting.rates, ledger, beside)
     return whole.plus(_of_part(attention(run)))
 
 
 def _head(setting: Setting, work: Pass) -> PassCost:
     """Return the product with the vocabulary, which only the last stage computes."""
-    return _of_part(output_head(Operation(setting, rates_of(setting), Unrecorded(), work)))
+    return _of_part(output_head(Operation(setting, setting.rates, Unrecorded(), work)))
 
 
 def _of_part(part: Part) -> PassCost:
@@ -139,7 +139,7 @@ def _on_links(seconds: float) -> PassCost:
 
 def _hop(setting: Setting, ledger: Ledger, work: Pass, place: StagePlace, stage: int) -> float:
     """Return the seconds in which a stage's output reaches the next one."""
-    rates = rates_of(setting)
+    rates = setting.rates
     line = setting.line(work.group, f"Hand-over to stage {stage + 2}", "communication", "pipeline")
     return ledger.term(
         point_to_point_seconds,

@@ -13,7 +13,8 @@ from planner.cost.training_step import step_seconds, zero_bubble_divisor
 from planner.specs.workload import TrainWorkload
 from planner.workload.forward import LAYER_OPERATORS, LINEARS_PER_LAYER, further_operators
 from planner.workload.outcome import Outcome, performance_of
-from planner.workload.setting import Rates, Setting, rates_of
+from planner.workload.rates import Rates
+from planner.workload.setting import Setting
 from planner.workload.training_exchange import (
     FULL_SHARDING,
     GROUP,
@@ -127,7 +128,7 @@ class _Step:
         pace: Pace | None = None,
     ) -> None:
         self.setting, self.workload, self.ledger = setting, workload, ledger
-        self.rates: Rates = rates_of(setting)
+        self.rates: Rates = setting.rates
         # One device does its share of a replica's work: 1 / (tensor x pipeline).
         self.share = setting.layout.tensor * setting.layout.pipeline
         self.kernels = Kernels(setting, workload, ledger, self.rates, pace)

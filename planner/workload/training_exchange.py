@@ -14,7 +14,8 @@ from planner.cost.equation import Ledger, Line
 from planner.cost.training_step import exposed_seconds, rounds_seconds, tax_seconds
 from planner.specs.base import OperatorClass
 from planner.workload.operators import link_for
-from planner.workload.setting import Rates, Setting
+from planner.workload.rates import Rates
+from planner.workload.setting import Setting
 
 GROUP = "train_step"
 # All-reduces of tensor parallelism per block: one forward and one backward.

@@ -13,7 +13,8 @@ from planner.cost.stages import Pace, pace_of
 from planner.cost.training_states import lora_widths
 from planner.specs.workload import TrainWorkload
 from planner.workload.forward import elementwise_bytes
-from planner.workload.setting import Rates, Setting, compute_dtype_of
+from planner.workload.rates import Rates
+from planner.workload.setting import Setting, compute_dtype_of
 from planner.workload.training_exchange import GROUP, step_line
 from planner.workload.training_methods import ADAPTER_METHODS, adapts_every_matrix, filled_ratio
 

@@ -11,7 +11,6 @@ from planner.cost.training_step import exposed_seconds, tax_seconds
 from planner.evidence import RELEASED, latest, table, training_request, unscored, usable
 from planner.specs.estimate import EstimateRequest
 from planner.workload.resolve import resolve
-from planner.workload.setting import rates_of
 from planner.workload.train import train
 from planner.workload.training_exchange import ring_link
 from planner.workload.training_kernels import ALL_PASSES, FLASH_1_SLOWDOWN
@@ -116,7 +115,7 @@ def test_small_micro_batches_read_the_weights_more_often():
 
 def test_a_ring_shares_the_ports_of_its_members_in_a_node():
     setting = setting_of(8, nodes=4)
-    rates = rates_of(setting)
+    rates = setting.rates
     alone, together = (ring_link(setting, rates, 32, stride) for stride in (8, 1))
 
     assert together == 8 * alone
@@ -125,7 +124,7 @@ def test_a_ring_shares_the_ports_of_its_members_in_a_node():
 
 def test_a_ring_is_never_faster_than_the_links_inside_a_node():
     setting = setting_of(8, nodes=4)
-    rates = rates_of(setting)
+    rates = setting.rates
 
     assert ring_link(setting, rates, 8, 1) == rates.link_bytes_per_s
     assert ring_link(setting, rates, 32, 1 / 1000) == rates.link_bytes_per_s
@@ -216,7 +215,7 @@ def test_attention_and_the_vocabulary_keep_16_bits_where_products_are_narrow():
 
     assert seconds[0] == seconds[1]
     products = [
-        rates_of(setting_of(8, strategy=how, engine="megatron")).peak_flops_per_s
+        setting_of(8, strategy=how, engine="megatron").rates.peak_flops_per_s
         for how in (wide, narrow)
     ]
     assert products[1] >= products[0]
