@@ -7,8 +7,11 @@ from statistics import median
 from planner.search.engine import blocks_of, search
 from planner.search.question import questions
 from planner.search.scoring import score
+from planner.search.subject import RECENT
 from planner.specs.cluster import ClusterSpec
-from planner.specs.plan import PlanRequest
+from planner.specs.plan import Bound, PlanRequest
+from planner.specs.strategy import Strategy
+from planner.specs.workload import ServeWorkload
 
 ROUNDS = 3
 LARGE = "meta-llama/Llama-3.1-405B"
@@ -70,6 +73,9 @@ BURST = {"concurrency": None, "burst_requests": 256}
 ONE_NODE = ClusterSpec(device="h100-sxm-80gb", devices_per_node=8)
 ONE_CARD = ClusterSpec(device="h100-sxm-80gb")
 SMALL = "meta-llama/Llama-3.1-8B"
+EASY = {"tokens_per_second": Bound(min=1.0)}
+HARD = {"tokens_per_second": Bound(min=1e12)}
+TAIL = {"latency_p99_seconds": Bound(max=10.0)}
 RATE_GOAL, PLAN_GOAL, WIZARD_GOAL = "at least 200,000", "below 1", "below 0.1"
 Row = tuple[str, float, str, str]
 
@@ -82,6 +88,9 @@ def figures(rounds: int = ROUNDS) -> Iterator[Row]:
         yield f"plan: {name}", planning_seconds(request, rounds), "s", PLAN_GOAL
     for name, request in REPLANS.items():
         yield f"re-plan: {name}", planning_seconds(request, rounds), "s", WIZARD_GOAL
+        for what, changed in changes(request).items():
+            taken = replanning_seconds(request, changed, rounds)
+            yield f"re-plan: {name}, {what}", taken, "s", WIZARD_GOAL
 
 
 def _serving(
@@ -116,6 +125,19 @@ REPLANS = {
 }
 
 
+def changes(request: PlanRequest) -> dict[str, PlanRequest]:
+    """Return what a wizard asks next of the same model, hardware and load, by what changed."""
+    changed: dict[str, dict[str, object]] = {
+        "another objective": {"objective": "latency"},
+        "a pin": {"pins": Strategy(weight_dtype="bf16")},
+        "a target": {"constraints": EASY},
+        "a target out of reach": {"constraints": HARD},
+    }
+    if isinstance(request.workload, ServeWorkload):
+        changed["a target on a percentile"] = {"constraints": TAIL}
+    return {what: request.model_copy(update=fields) for what, fields in changed.items()}
+
+
 def scoring_rate(request: PlanRequest, rounds: int = ROUNDS) -> float:
     """Return how many strategies of a space are fully scored per second of one core's time."""
     blocks = [block for question in questions(request) for block in blocks_of(question)]
@@ -124,16 +146,33 @@ def scoring_rate(request: PlanRequest, rounds: int = ROUNDS) -> float:
 
 
 def planning_seconds(request: PlanRequest, rounds: int = ROUNDS) -> float:
-    """Return the seconds of a complete answer: plans, frontier, rejections, suggestions."""
-    return _seconds(lambda: search(request), rounds)
+    """Return the seconds of a complete answer: plans, frontier, rejections, suggestions.
+
+    Nothing of an earlier question is remembered, as after a change of the load.
+    """
+    return _seconds(lambda: search(request), rounds, before=RECENT.forget)
+
+
+def replanning_seconds(before: PlanRequest, request: PlanRequest, rounds: int = ROUNDS) -> float:
+    """Return the seconds of a complete answer right after that to another question alone."""
+
+    def ask_before() -> None:
+        RECENT.forget()
+        search(before)
+
+    return _seconds(lambda: search(request), rounds, before=ask_before)
 
 
 def _seconds(
-    work: Callable[[], object], rounds: int, clock: Callable[[], float] = time.perf_counter
+    work: Callable[[], object],
+    rounds: int,
+    clock: Callable[[], float] = time.perf_counter,
+    before: Callable[[], None] = lambda: None,
 ) -> float:
     work()
     taken = []
     for _ in range(rounds):
+        before()
         started = clock()
         work()
         taken.append(clock() - started)

@@ -38,13 +38,12 @@ def fullest_of(moments: Sequence[StageMemory]) -> StageMemory:
 
 def _fuller(left: StageMemory, right: StageMemory) -> StageMemory:
     fuller = right.peak_bytes > left.peak_bytes
-    names = {**left.by_class, **right.by_class}
-    return StageMemory(
-        {
-            name: where(fuller, right.by_class.get(name, 0.0), left.by_class.get(name, 0.0))
-            for name in names
-        }
-    )
+    found = dict(left.by_class)
+    for name in {**left.by_class, **right.by_class}:
+        ours, theirs = left.by_class.get(name, 0.0), right.by_class.get(name, 0.0)
+        if ours is not theirs:  # most classes are the same column at every moment
+            found[name] = where(fuller, theirs, ours)
+    return StageMemory(found)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A block of strategies: what they share is plain, what differs is a grid of numbers."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -41,6 +41,18 @@ def axes(choices: Mapping[str, Numbers]) -> dict[str, Numbers]:
     return {
         name: values.reshape([-1 if axis == own else 1 for axis in range(count)])
         for own, (name, values) in enumerate(choices.items())
+    }
+
+
+def plainly(columns: Mapping[str, object]) -> JsonObject:
+    """Return columns of one value as that value: plain numbers are costed several times faster.
+
+    >>> plainly({"tensor": np.ones((1, 1)), "data": 2})
+    {'tensor': 1.0, 'data': 2}
+    """
+    return {
+        name: values.item() if isinstance(values, np.ndarray) and values.size == 1 else values
+        for name, values in columns.items()
     }
 
 
@@ -96,7 +108,7 @@ class Block:
             return self.column(values) if isinstance(values, np.ndarray) else values
 
         layout = self.setting.layout
-        rows = {name: row(value) for name, value in vars(layout).items()}
+        rows = {one.name: row(getattr(layout, one.name)) for one in fields(layout)}
         return replace(
             self,
             sizes={name: self.column(values) for name, values in self.sizes.items()},

@@ -3,20 +3,23 @@
 import time
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import cast
 
 from planner.catalog.engines import calibration_name
 from planner.cost.compression import RECIPES
 from planner.errors import NotCoveredError, NotPossibleError, PlannerError
 from planner.search.block import Block
 from planner.search.constraints import broken, constraints_of
-from planner.search.offer import explained, offered
+from planner.search.offer import offered
 from planner.search.offloaded import offloaded
 from planner.search.question import Question, questions
 from planner.search.rank import frontier, order_of
 from planner.search.rejection import MAX_FAMILIES, Rejections, family_of
-from planner.search.scoring import Scores, anything_fits, score, score_exactly
+from planner.search.scoring import Fitting, Scores, score, score_exactly
 from planner.search.select import Table, best_rows, frontier_rows, lost_families, promises
 from planner.search.serving_space import serving_blocks
+from planner.search.space import FRUGAL
+from planner.search.subject import RECENT, Subject
 from planner.search.suggest import suggestions
 from planner.search.training_space import training_blocks
 from planner.search.unlike_space import unlike_strategies
@@ -41,7 +44,8 @@ from planner.techniques.registry import inapplicable
 from planner.workload.resolve import refuse_uncovered
 
 MAX_FRONTIER = 24
-Choice = tuple[Estimate, Question]
+Scored = tuple[list[Scores], PlannerError | None]
+Choice = tuple[Estimate, Scores]
 
 
 @dataclass
@@ -117,8 +121,8 @@ def _best_among(request: PlanRequest, found: Found) -> Estimate | None:
 
 def best_with_cluster(request: PlanRequest, found: Found) -> tuple[Estimate, ClusterSpec] | None:
     """Return the best feasible estimate among what was found, and the cluster that it is for."""
-    for estimate, question in _best(request, found.table, 1):
-        return estimate, question.shown
+    for estimate, part in _best(request, found.table, 1):
+        return estimate, part.question.shown
     return None
 
 
@@ -148,35 +152,55 @@ def explore(request: PlanRequest, *, only_fitting: bool = False) -> Found:
     return found
 
 
-def scored(
-    question: Question, *, only_fitting: bool = False
-) -> tuple[list[Scores], PlannerError | None]:
-    """Return the scores of a question's strategies, and why the last one refused was refused."""
+def scored(question: Question, *, only_fitting: bool = False) -> Scored:
+    """Return the scores of a question's strategies, and why the last one refused was refused.
+
+    They are kept for the next questions: neither a target nor most objectives change them.
+    """
+    subject, request = RECENT.of(question), question.request
+    under = (request.pins, _objective_read(question), only_fitting)
+    found = cast("Scored | None", RECENT.scored(subject, under))
+    if found is None:
+        found = _scored(question, subject, only_fitting=only_fitting)
+        RECENT.keep(subject, under, found, sum(map(len, found[0])))
+    return found
+
+
+def _objective_read(question: Question) -> object:
+    """Return what a space reads of the objective: to serve it may leave devices idle."""
+    objective = question.request.objective
+    if question.cluster.other_nodes:
+        return objective
+    return objective in FRUGAL and not isinstance(question.request.workload, TrainWorkload)
+
+
+def _scored(question: Question, subject: Subject, *, only_fitting: bool) -> Scored:
     parts: list[Scores] = []
     refused: PlannerError | None = None
     blocks: tuple[Block, ...] = ()
     workload = question.request.workload
     if question.cluster.other_nodes and isinstance(workload, TrainWorkload):
-        return score_exactly(question, unlike_strategies(question, workload))
+        return score_exactly(question, unlike_strategies(question, workload), subject)
     try:
         blocks = blocks_of(question)
     except (NotPossibleError, NotCoveredError) as error:
         refused = error
     told: list[tuple[Block, bool]] = []
+    fitting = Fitting(blocks)
     for block in blocks:
         try:
-            fits = not only_fitting or anything_fits(block)
+            fits = not only_fitting or fitting.anything(block)
             if fits:
-                parts.append(score(block))
+                parts.append(score(block, subject))
                 fits = bool(parts[-1].fits.any())
             told.append((block, fits))
         except (NotPossibleError, NotCoveredError) as error:
             refused = error
     if not question.cluster.other_nodes:
-        parts += score_exactly(question, offloaded(question, told))[0]
+        parts += score_exactly(question, offloaded(question, told), subject)[0]
     if not parts and not (only_fitting and blocks):
         # A pinned layout that the space does not contain is costed, or refused, as it is.
-        parts, refused = score_exactly(question, _listed(question))
+        parts, refused = score_exactly(question, _listed(question), subject)
     return parts, refused
 
 
@@ -205,13 +229,13 @@ def _listed(question: Question) -> tuple[Strategy, ...]:
 def _best(request: PlanRequest, table: Table, top: int) -> list[Choice]:
     """Return the best strategies by the exact door's figures, of each family the best one."""
     rows = best_rows(table, request.objective, top)
-    choices = [(table.exact(row), table.part_of(row)[0].question) for row in rows]
+    choices = [(table.exact(row), table.part_of(row)[0]) for row in rows]
     choices.sort(key=lambda choice: order_of(choice[0], request.objective))
     best: dict[tuple[str, ...], Choice] = {}
-    for estimate, question in choices:
+    for estimate, part in choices:
         # Of one family only its best member is shown: neighbours differ in details alone.
-        family = (family_of(estimate.strategy), *question.hardware)
-        best.setdefault(family, (estimate, question))
+        family = (family_of(estimate.strategy), *part.question.hardware)
+        best.setdefault(family, (estimate, part))
     return list(best.values())[:top]
 
 
@@ -220,8 +244,8 @@ def _plans(request: PlanRequest, table: Table) -> tuple[PlannedStrategy, ...]:
     first = chosen[0][0] if chosen else None
     apart = _apart(request, table)
     return tuple(
-        offered(rank, explained(question, estimate), question, first, apart)
-        for rank, (estimate, question) in enumerate(chosen, start=1)
+        offered(rank, part.explained(estimate), part.question, first, apart)
+        for rank, (estimate, part) in enumerate(chosen, start=1)
     )
 
 

@@ -9,18 +9,12 @@ from planner.search.tiers import advice_for, tier_of
 from planner.specs.estimate import Estimate
 from planner.specs.plan import PlannedStrategy
 from planner.techniques.registry import used_by
-from planner.workload.estimator import estimate_request
 
 GIB = 1024**3
 # Below these nobody can tell two plans apart: per cent of speed, and share of perplexity.
 LEAST_PER_CENT = 0.5
 LEAST_LOSS = 1e-3
 MINUS = "\N{MINUS SIGN}"
-
-
-def explained(question: Question, estimate: Estimate) -> Estimate:
-    """Return an estimate again, with every term of its explanation."""
-    return estimate_request(question.estimate_request(estimate.strategy))
 
 
 def offered(

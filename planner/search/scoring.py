@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -22,10 +22,10 @@ from planner.search.rank import (
     plainness_columns,
 )
 from planner.search.rejection import family_numbers
+from planner.search.subject import Subject
 from planner.specs.estimate import Estimate
 from planner.specs.strategy import Strategy
 from planner.workload.estimator import (
-    estimate_request,
     fits_of,
     paid_setting,
     quality_of,
@@ -44,8 +44,8 @@ class Scores:
     """Strategies of one question with their figures, one number a row.
 
     ``figures`` reads any figure of an estimate by name; ``families`` numbers the families;
-    ``plainness`` has the numbers of ``rank.plainness``, a column for each strategy; ``known``
-    holds the rows that the exact door has costed.
+    ``plainness`` has the numbers of ``rank.plainness``, a column for each strategy; the
+    ``subject`` keeps what the exact door has costed.
     """
 
     question: Question
@@ -56,33 +56,33 @@ class Scores:
     figures: Read
     families: Numbers
     plainness: Numbers
-    known: dict[int, Estimate] = field(default_factory=dict)
+    subject: Subject
 
     def __len__(self) -> int:
         return len(self.fits)
 
     def exact(self, row: int) -> Estimate:
         """Return one strategy as the exact door costs it, without the explanation."""
-        if row not in self.known:
-            request = self.question.estimate_request(self.strategy(row))
-            self.known[row] = estimate_request(request, explain=False)
-        return self.known[row]
+        return self.subject.exact(self.question, self.strategy(row))
 
     def simulated(self, row: int) -> Estimate:
         """Return one strategy as the exact door costs it, its percentiles included."""
-        request = self.question.estimate_request(self.strategy(row))
-        self.known[row] = estimate_request(request, explain=False, simulate=True)
-        return self.known[row]
+        return self.subject.with_percentiles(self.question, self.strategy(row))
+
+    def explained(self, estimate: Estimate) -> Estimate:
+        """Return an estimate of one of the strategies again, with every term."""
+        return self.subject.explained(self.question, estimate.strategy)
 
     def text(self, row: int) -> str:
         """Return one strategy as text, every default filled in."""
-        if row in self.known:
-            return self.known[row].strategy.model_dump_json()
+        known = self.subject.plain.get(self.strategy(row))
+        if known is not None:
+            return known.strategy.model_dump_json()
         setting = resolve(self.question.estimate_request(self.strategy(row)))
         return setting.strategy.model_dump_json()
 
 
-def score(block: Block) -> Scores:
+def score(block: Block, subject: Subject | None = None) -> Scores:
     """Return the figures of every strategy of a block."""
     setting = block.setting
     outcome = run(setting, Unrecorded())
@@ -118,12 +118,36 @@ def score(block: Block) -> Scores:
         plainness=np.stack(
             [block.column(one) for one in plainness_columns(setting.strategy, setting.layout)]
         ),
+        subject=subject or Subject(),
     )
 
 
-def anything_fits(block: Block) -> bool:
-    """Return whether any strategy of a block may fit, by its memory alone."""
-    return bool(block.column(fits_of(block.setting)).any())
+class Fitting:
+    """Tells which of some blocks hold a strategy that may fit, by its memory alone.
+
+    What is recomputed is not kept: where nothing fits that recomputes all, nothing does that
+    recomputes less. The blocks come in this order.
+    """
+
+    def __init__(self, blocks: Iterable[Block]) -> None:
+        self._leanest = {_but_recomputation(block): block for block in blocks}
+        self._known: dict[int, bool] = {}
+
+    def anything(self, block: Block) -> bool:
+        """Return whether any strategy of a block may fit."""
+        leanest = self._leanest[_but_recomputation(block)]
+        return self._fits(leanest) and self._fits(block)
+
+    def _fits(self, block: Block) -> bool:
+        if id(block) not in self._known:
+            self._known[id(block)] = bool(block.column(fits_of(block.setting)).any())
+        return self._known[id(block)]
+
+
+def _but_recomputation(block: Block) -> str:
+    """Return what the strategies of a block share, as text, but what they recompute."""
+    shared = {**block.shared, "activation_recomputation": None}
+    return str(sorted(shared.items()))
 
 
 def _losses(block: Block) -> Numbers:
@@ -151,27 +175,23 @@ def _filled(merit: Merit, rows: int) -> Merit:
 
 
 def score_exactly(
-    question: Question, strategies: Iterable[Strategy]
+    question: Question, strategies: Iterable[Strategy], subject: Subject
 ) -> tuple[list[Scores], PlannerError | None]:
     """Return strategies that the exact door costs one by one, and why the last was refused."""
     kept: list[Strategy] = []
-    known: dict[int, Estimate] = {}
     refused: PlannerError | None = None
     for strategy in strategies:
         try:
-            request = question.estimate_request(strategy)
-            known[len(kept)] = estimate_request(request, explain=False)
+            subject.exact(question, strategy)
         except (NotPossibleError, NotCoveredError) as error:
             refused = error
         else:
             kept.append(strategy)
-    return [_listed(question, kept, known)] if kept else [], refused
+    return [_listed(question, kept, subject)] if kept else [], refused
 
 
-def _listed(
-    question: Question, strategies: Sequence[Strategy], known: dict[int, Estimate]
-) -> Scores:
-    estimates = [known[row] for row in range(len(strategies))]
+def _listed(question: Question, strategies: Sequence[Strategy], subject: Subject) -> Scores:
+    estimates = [subject.exact(question, one) for one in strategies]
     merits = [vars(merit_of(estimate)) for estimate in estimates]
     settings = [resolve(question.estimate_request(one)) for one in strategies]
 
@@ -189,5 +209,5 @@ def _listed(
         figures=read,
         families=np.array([family_numbers(one.strategy, one.layout) for one in settings]),
         plainness=np.array([plainness_columns(one.strategy, one.layout) for one in settings]).T,
-        known=known,
+        subject=subject,
     )

@@ -1,7 +1,7 @@
 """Selects from scored columns: the best of each family, the frontier, what lost by the least."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import cast
 
@@ -19,10 +19,11 @@ FEW = 4
 
 @dataclass(frozen=True)
 class Table:
-    """The scores of all blocks under each other."""
+    """The scores of all blocks under each other; some rows had to be ``simulated``."""
 
     parts: Sequence[Scores]
     limits: Mapping[str, Bound]
+    simulated: set[int] = field(default_factory=set)
 
     def __len__(self) -> int:
         return sum(len(part) for part in self.parts)
@@ -40,7 +41,7 @@ class Table:
     def exact(self, row: int) -> Estimate:
         """Return one row as the exact door costs it."""
         part, own = self.part_of(row)
-        return part.exact(own)
+        return part.simulated(own) if row in self.simulated else part.exact(own)
 
     def text(self, row: int) -> str:
         """Return one row's strategy as text, every default filled in."""
@@ -115,6 +116,7 @@ class Table:
             part, own = self.part_of(row)
             miss = broken(part.simulated(own), self.limits)
             self.unsure[row] = False
+            self.simulated.add(row)
             if miss is not None:
                 _, value, limit = miss
                 self.misses[row] = abs(value / limit - 1) if value and limit else 0.0

@@ -11,7 +11,7 @@ import numpy as np
 from planner.catalog.engines import Engine, get_engine
 from planner.cost.columns import both, divides, either
 from planner.cost.dtypes import element_bytes
-from planner.search.block import Block, Flags, Numbers, axes
+from planner.search.block import Block, Flags, Numbers, axes, plainly
 from planner.search.question import Question
 from planner.search.space import FRUGAL, MAX_TENSOR_RANKS, formats
 from planner.search.training_space import MAX_STAGES, divisors
@@ -223,7 +223,7 @@ class ServingSpace:
             "batch_tokens": np.where(budgets > 0, budgets, one.batch_tokens),
             "chunked": sizes["chunked_prefill"] > 0,
         }
-        return Layout(**columns)
+        return Layout(**plainly(columns))
 
     @cached_property
     def _device_counts(self) -> list[int]:

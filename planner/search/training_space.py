@@ -10,7 +10,7 @@ import numpy as np
 
 from planner.catalog.engines import get_engine
 from planner.cost.columns import both, divides, either
-from planner.search.block import Block, Flags, Numbers, axes
+from planner.search.block import Block, Flags, Numbers, axes, plainly
 from planner.search.question import Question
 from planner.specs.base import Dtype, JsonObject
 from planner.specs.strategy import Strategy
@@ -18,6 +18,7 @@ from planner.specs.workload import TrainWorkload
 from planner.techniques.registry import get
 from planner.workload.ranks import Layout
 from planner.workload.resolve import resolve
+from planner.workload.setting import Setting
 from planner.workload.training_exchange import FULL_SHARDING
 from planner.workload.training_tiers import weights_share
 from planner.workload.validity import Rule, batch_rules, mask, rank_rules, training_rules
@@ -68,6 +69,15 @@ def training_blocks(question: Question, workload: TrainWorkload) -> tuple[Block,
     space = TrainingSpace(question, workload)
     whole = tuple(space.blocks(idle=False))
     return whole or tuple(space.blocks(idle=True))
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """The open sizes of a block, the layout that they make, and which cells are strategies."""
+
+    sizes: dict[str, Numbers]
+    layout: Layout
+    keep: Flags
 
 
 @dataclass(frozen=True)
@@ -140,9 +150,42 @@ class TrainingSpace:
     def _block(self, shared: JsonObject, *, idle: bool) -> Block:
         question, stages = self.question, shared["pipeline_parallel_size"]
         schedule = shared.get("pipeline_schedule")
-        one = {"data_parallel_size": 1, "micro_batch_size": 1}
-        setting = resolve(question.estimate_request(Strategy.model_validate({**shared, **one})))
+        setting = self._setting(shared)
         fetched = weights_share(setting.offload) > 0
+        asked = (stages, schedule, fetched, idle)
+        if asked not in self._grids:
+            self._grids[asked] = self._grid(stages, schedule, fetched=fetched, idle=idle)
+        grid = self._grids[asked]
+        return Block(
+            question=question,
+            shared=shared,
+            sizes=grid.sizes,
+            setting=replace(setting, layout=grid.layout),
+            keep=grid.keep,
+        )
+
+    def _setting(self, shared: JsonObject) -> Setting:
+        """Return the setting of what a block shares: no default depends on what is recomputed."""
+        again = {"activation_recomputation": shared["activation_recomputation"]}
+        one = {"data_parallel_size": 1, "micro_batch_size": 1}
+        asked = str(sorted({**shared, **dict.fromkeys(again)}.items()))
+        if asked not in self._settings:
+            strategy = Strategy.model_validate({**shared, **one})
+            self._settings[asked] = resolve(self.question.estimate_request(strategy))
+        found = self._settings[asked]
+        return replace(found, strategy=found.strategy.model_copy(update=again))
+
+    @cached_property
+    def _settings(self) -> dict[str, Setting]:
+        """Return the settings resolved so far."""
+        return {}
+
+    @cached_property
+    def _grids(self) -> dict[tuple[object, ...], "_Grid"]:
+        """Return the grids made so far: what is recomputed or offloaded changes none of them."""
+        return {}
+
+    def _grid(self, stages: int, schedule: str | None, *, fetched: bool, idle: bool) -> "_Grid":
         sizes = self._sizes(stages, schedule, [FULL_SHARDING] if fetched else self._zero_stages)
         layout = self._layout(stages, sizes)
         shape = np.broadcast_shapes(*(values.shape for values in sizes.values()))
@@ -150,14 +193,9 @@ class TrainingSpace:
         keep = both(mask(rules), self._worthwhile(layout, fetched=fetched))
         keep = both(keep, self._as_pinned(layout))
         if not idle:
-            keep = both(keep, layout.devices == question.cluster.num_devices)
-        return Block(
-            question=question,
-            shared=shared,
-            sizes=self._named(sizes),
-            setting=replace(setting, layout=layout),
-            keep=cast("Flags", np.broadcast_to(keep, shape)),
-        )
+            keep = both(keep, layout.devices == self.question.cluster.num_devices)
+        flags = cast("Flags", np.broadcast_to(keep, shape))
+        return _Grid(self._named(sizes), layout, flags)
 
     def rules(self, layout: Layout, schedule: str | None) -> Iterable[Rule]:
         """Yield everything that the exact door would check of a layout."""
@@ -229,7 +267,7 @@ class TrainingSpace:
             "sequence_parallel": sizes["sequence_parallel"] > 0,
             "shard": shard,
         }
-        return Layout(pipeline=stages, **columns)
+        return Layout(pipeline=stages, **plainly(columns))
 
     def _named(self, sizes: dict[str, Numbers]) -> dict[str, Numbers]:
         """Return the sizes that a strategy names: of a dense model no expert ranks."""

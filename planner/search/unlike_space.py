@@ -7,7 +7,7 @@ which devices work together, so that a block holds one layout with whatever else
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -47,20 +47,21 @@ def by_layout(block: Block) -> Iterator[Block]:
     """Yield the strategies of a block, those of one layout by themselves."""
     rows = block.compact
     layout = rows.setting.layout
+    of_layout = [(one.name, getattr(layout, one.name)) for one in fields(layout)]
     count = len(rows.cells)
     sizes = np.stack([np.broadcast_to(getattr(layout, name), count) for name in LAYOUT_SIZES])
     kinds, kind_of = np.unique(sizes, axis=1, return_inverse=True)
     for at, kind in enumerate(kinds.T):
         own = np.flatnonzero(kind_of.reshape(-1) == at)
-        fields: JsonObject = {
+        chosen: JsonObject = {
             name: value[own] if isinstance(value, np.ndarray) else value
-            for name, value in vars(layout).items()
+            for name, value in of_layout
         }
-        fields |= {name: int(size) for name, size in zip(LAYOUT_SIZES, kind, strict=True)}
+        chosen |= {name: int(size) for name, size in zip(LAYOUT_SIZES, kind, strict=True)}
         yield replace(
             rows,
             sizes={name: values[own] for name, values in rows.sizes.items()},
-            setting=replace(rows.setting, layout=Layout(**fields)),
+            setting=replace(rows.setting, layout=Layout(**chosen)),
             keep=np.ones(len(own), dtype=bool),
         )
 

@@ -137,6 +137,8 @@ class _Engine:
     def __post_init__(self) -> None:
         self.requests = _Requests(self.traffic)
         self.prompt = self.head_left = self.traffic.prompt_tokens
+        self.slots, self.budget = self.batching.slots, self.batching.budget_tokens
+        self.alone = self.batching.prefill_first
         sent = self.requests.sent_s
         # The next first call is the last of this list.
         self.calls = sorted(range(len(sent)), key=lambda index: (-sent[index], -index))
@@ -146,7 +148,7 @@ class _Engine:
         while self.calls or self.called_again or self.waiting or self.finishing:
             self.events += 1
             self.admit()
-            if self.can_prefill():
+            if self.waiting and (self.head_left < self.prompt or self.held < self.slots):
                 self.prefill()
             elif self.finishing:
                 self.decode()
@@ -162,40 +164,37 @@ class _Engine:
             self.waiting.extend(self.called_again)
             self.called_again = []
 
-    def can_prefill(self) -> bool:
-        """Return whether the first of the queue may go on or come in."""
-        if not self.waiting:
-            return False
-        return self.head_left < self.prompt or self.held < self.batching.slots
-
     def prefill(self) -> None:
         """Take one step that reads prompts, beside a token of each decoding request."""
-        beside = 0 if self.batching.prefill_first else len(self.finishing)
-        taken, started = self.take_prompts(max(1.0, self.batching.budget_tokens - beside))
+        beside = 0 if self.alone else len(self.finishing)
+        left = self.budget - beside
+        taken, started = self.take_prompts(left if left > 1 else 1.0)
         seconds = self.costs.prefill_seconds(taken)
         if beside:
             seconds += self.costs.decode_seconds(beside, self.context_tokens)
         self.now_s += seconds
         if beside:
             self.advance(1)
-        self.start(started)
+        if started:
+            self.start(started)
 
     def take_prompts(self, budget: float) -> tuple[float, list[int]]:
         """Return the prompt tokens that this step reads, and which prompts it ends."""
         waiting, left = self.waiting, budget
         started: list[int] = []
         if self.head_left < self.prompt:  # it was begun in a step before
-            part = min(self.head_left, left)
+            part = min(left, self.head_left)
             left, self.head_left = left - part, self.head_left - part
             if self.head_left > DUST_TOKENS:
                 return budget - left, started
             started.append(waiting.popleft())
         whole = int((left + DUST_TOKENS) / self.prompt)
-        whole = min(whole, len(waiting), self.batching.slots - self.held)
-        started += [waiting.popleft() for _ in range(whole)]
-        self.held += whole
+        if whole:
+            whole = min(whole, len(waiting), self.slots - self.held)
+            started += [waiting.popleft() for _ in range(whole)]
+            self.held += whole
         self.head_left, left = self.prompt, left - whole * self.prompt
-        if left > DUST_TOKENS and waiting and self.held < self.batching.slots:
+        if left > DUST_TOKENS and waiting and self.held < self.slots:
             self.held += 1
             self.head_left, left = self.prompt - left, 0.0
         return budget - left, started

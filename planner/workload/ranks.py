@@ -1,6 +1,7 @@
 """How the work is laid out over devices: one layout, or columns of them."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from planner.cost.columns import maximum, where
 from planner.specs.cluster import ClusterSpec, DeviceSpec
@@ -54,7 +55,7 @@ class Layout:
         """Return the ranks that hold the same weights: they can split the training states."""
         return self.data * self.context * self.attention_data
 
-    @property
+    @cached_property
     def shard_ranks(self) -> float:
         """Return the ranks that split one copy of the states: all of them unless told."""
         return where(self.shard > 0, self.shard, self.state_ranks)

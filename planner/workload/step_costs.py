@@ -35,10 +35,14 @@ class StepCosts:
     decode_base_s: Sequence[float]
     decode_context_s: Sequence[float]
     known: dict[int, tuple[float, float]] = field(default_factory=dict, compare=False)
+    read: dict[float, float] = field(default_factory=dict, compare=False)
 
     def prefill_seconds(self, tokens: float) -> float:
         """Return the seconds of reading so many prompt tokens in one step."""
-        return _between(tokens, self.prefill_tokens, self.prefill_s)
+        known = self.read.get(tokens)
+        if known is None:
+            known = self.read[tokens] = _between(tokens, self.prefill_tokens, self.prefill_s)
+        return known
 
     def decode_seconds(self, batch: int, context_tokens: float) -> float:
         """Return the seconds of one more token for a batch with so many cached tokens in all."""
@@ -51,12 +55,13 @@ class StepCosts:
         return base + each * context_tokens, each * batch
 
     def _at(self, batch: int) -> tuple[float, float]:
-        if batch not in self.known:
-            self.known[batch] = (
+        known = self.known.get(batch)
+        if known is None:
+            known = self.known[batch] = (
                 _between(batch, self.batches, self.decode_base_s),
                 _between(batch, self.batches, self.decode_context_s),
             )
-        return self.known[batch]
+        return known
 
 
 def _between(at: float, places: Sequence[float], values: Sequence[float]) -> float:

@@ -1,7 +1,11 @@
 """The bench's figures exist and are counted; how large they are is not a test's business."""
 
+import pytest
+
 from planner import speed
+from planner.search import engine
 from planner.search.engine import explore
+from planner.search.scoring import score
 
 ROWS = {}
 
@@ -19,7 +23,7 @@ def test_the_bench_shows_rates_plans_and_re_plans_each_with_its_goal():
     assert {kind: kinds.count(kind) for kind in kinds} == {
         "strategies scored": 4,
         "plan": 5,
-        "re-plan": 7,
+        "re-plan": 40,
     }
     assert all(value > 0 and goal for value, _, goal in rows().values())
 
@@ -33,6 +37,34 @@ def test_every_load_is_measured_with_a_plan_and_a_re_plan():
     for load in ("open loop", "burst"):
         assert any(load in name for name in rows() if name.startswith("plan"))
         assert any(load in name for name in rows() if name.startswith("re-plan"))
+
+
+@pytest.mark.parametrize("load", speed.REPLANS)
+def test_a_re_plan_changes_one_thing_of_the_same_model_hardware_and_load(load):
+    before = speed.REPLANS[load]
+
+    for after in speed.changes(before).values():
+        differing = [name for name, value in after if value != getattr(before, name)]
+        assert differing in (["objective"], ["pins"], ["constraints"])
+
+
+def test_a_target_out_of_reach_is_out_of_reach_and_another_one_is_not():
+    for name, request in speed.REPLANS.items():
+        if not name.endswith("nothing fits"):
+            asked = speed.changes(request)
+            assert len(explore(asked["a target"]).table.feasible)
+            assert not len(explore(asked["a target out of reach"]).table.feasible)
+
+
+def test_nothing_is_remembered_when_a_plan_is_measured(monkeypatch):
+    scored = []
+    monkeypatch.setattr(engine, "score", lambda *args: scored.append(1) or score(*args))
+    speed.planning_seconds(speed.WIZARD, rounds=1)
+    once = len(scored)
+
+    speed.planning_seconds(speed.WIZARD, rounds=3)
+
+    assert len(scored) - once >= 3 * once / 2
 
 
 def test_what_is_said_not_to_fit_does_not_fit():
