@@ -2,7 +2,7 @@
 
 from django.contrib import admin
 
-from webapp.accounts.models import Membership, Team
+from webapp.accounts.models import Membership, Quota, Team
 
 
 class MembershipInline(admin.TabularInline[Membership, Team]):
@@ -20,6 +20,13 @@ class TeamAdmin(admin.ModelAdmin[Team]):
     list_display = ["name", "created_at"]
     search_fields = ["name"]
     inlines = [MembershipInline]
+
+
+@admin.register(Quota)
+class QuotaAdmin(admin.ModelAdmin[Quota]):
+    """How much each team may have."""
+
+    list_display = ["team", "max_devices", "max_gpu_hours_per_month", "max_duration_seconds"]
 
 
 @admin.register(Membership)

@@ -47,6 +47,22 @@ class Membership(models.Model):
         return f"{self.user} is {self.role} of {self.team}"
 
 
+class Quota(models.Model):
+    """How much a team may have of the devices; what is null has no limit."""
+
+    team = models.OneToOneField(
+        Team, primary_key=True, on_delete=models.CASCADE, related_name="quota"
+    )
+    max_devices = models.PositiveIntegerField(null=True, blank=True)  # held at the same time
+    max_gpu_hours_per_month = models.FloatField(null=True, blank=True)
+    max_duration_seconds = models.FloatField(null=True, blank=True)  # of one job
+    max_queued_per_user = models.PositiveIntegerField(default=100)
+    share = models.FloatField(default=1.0)  # of fair share, against the other teams'
+
+    def __str__(self) -> str:
+        return f"quota of {self.team_id}"
+
+
 Owned_co = TypeVar("Owned_co", bound="TeamOwned", covariant=True)
 
 

@@ -35,9 +35,16 @@ def allocate_pool(pool: Pool) -> list[Job]:
         jobs = waiting_jobs(pool)
         if not jobs:
             return []
-        picture = picture_of(pool, jobs, Rules(jobs))
-        granted = [(picture.jobs[grant.job], grant) for grant in picture.decide().grants]
-        return [job for job, grant in granted if _take(job, _gang(grant, picture))]
+        for team in sorted({job.team_id for job in jobs}):
+            pool_lock(team)  # its quota counts what it holds in every pool
+        rules = Rules(jobs)
+        picture = picture_of(pool, jobs, rules)
+        granted = [(picture.jobs[one.job], _gang(one, picture)) for one in picture.decide().grants]
+        return [job for job, gang in granted if _may_take(rules, job, gang) and _take(job, gang)]
+
+
+def _may_take(rules: Rules, job: Job, gang: Gang) -> bool:
+    return rules.may_take(job, sum(len(devices) for _, devices in gang))
 
 
 def _gang(grant: Grant, picture: Picture) -> Gang:

@@ -14,7 +14,10 @@ from webapp.jobs.models import Allocation, Attempt
 
 
 def pool_lock(pool_id: str) -> None:
-    """Wait until nobody else takes or releases devices of the pool, until the transaction ends."""
+    """Wait until nobody else takes or releases devices of the pool, until the transaction ends.
+
+    Any other id, such as a team's, is a lock of its own.
+    """
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [pool_id])

@@ -16,10 +16,11 @@ from webapp.core.problems import ConflictProblem, InvalidProblem
 from webapp.hosts.contact import Contact, contact_of
 from webapp.hosts.models import Host, HostState, Pool
 from webapp.jobs.allocation import allocate_pool
-from webapp.jobs.holding import devices_release
+from webapp.jobs.holding import devices_release, pool_lock
 from webapp.jobs.models import FINAL_STATES, Attempt, Command, Job, JobState, Priority
 from webapp.jobs.transitions import transition
 from webapp.plans.models import Plan
+from webapp.queue.quotas import check_submit, duration_within, quota_of
 
 NAME_LENGTH = 120
 
@@ -57,8 +58,8 @@ def job_create(  # noqa: PLR0913 (keyword-only: each is a column that the caller
     if host is not None:
         _check_host(team, host)
     place = host.pool if host is not None else pool
-    if place is None:
-        raise InvalidProblem("no_place", "Name a host or a pool for the job to run on.")
+    if place is None or not _may_launch(team, place):
+        raise InvalidProblem("no_place", "Name a host or a pool of your team for the job.")
     job = Job(
         team=team,
         owner=owner,
@@ -102,8 +103,12 @@ def _stored_once(job: Job) -> Job:
     return job
 
 
+def _may_launch(team: Team, pool: Pool) -> bool:
+    return pool.team_id == team.pk or pool.shared_with.filter(pk=team.pk).exists()
+
+
 def _check_host(team: Team, host: Host) -> None:
-    if host.team_id != team.pk:
+    if not _may_launch(team, host.pool):
         raise InvalidProblem("unknown_host", "This host belongs to another team; choose your own.")
     if host.kind != "agent":
         raise InvalidProblem(
@@ -122,12 +127,21 @@ def _check_kind(spec: JobSpec) -> None:
 
 
 def job_submit(*, job: Job, by: str) -> Job:
-    """Queue a draft with its first attempt, and give it its host at once if that is free.
+    """Queue a draft, and give it its devices at once if they are free.
 
     Submitting twice changes nothing. ``by`` is the user's name.
+
+    Raises:
+        Problem: its team's quota does not allow it.
     """
-    if not transition(job, JobState.QUEUED, actor=by, source=JobState.DRAFT):
-        return job
+    with transaction.atomic():
+        pool_lock(f"user {job.owner_id}")
+        if job.state == JobState.DRAFT:
+            check_submit(job)
+        if not transition(job, JobState.QUEUED, actor=by, source=JobState.DRAFT):
+            return job
+        limit = duration_within(job, quota_of(job.team))
+        Job.objects.filter(pk=job.pk).update(max_duration_seconds=limit)
     allocate_pool(job.pool)
     job.refresh_from_db()
     return job

@@ -23,6 +23,7 @@ from runners.jobspec import (
     RandomModel,
     TrainSpec,
 )
+from webapp.core.problems import Problem
 from webapp.hosts.models import Host
 from webapp.jobs.models import Job
 from webapp.jobs.services import job_create, job_submit
@@ -34,6 +35,7 @@ from webapp.plans.planning import current_answer, estimate_generation, plan_keep
 from webapp.plans.questions import Question, question_of
 from webapp.plans.verdict import figure_values
 from webapp.plans.words import model_words, plan_title
+from webapp.queue.quotas import check_submit, told_limits
 
 Draft = dict[str, Any]
 RUNNABLE_DTYPES = ("fp32", "bf16", "fp16", "int8", "int4")
@@ -92,6 +94,7 @@ def plan_launch(
         prediction=launch.prediction,
         idempotency_key=idempotency_key,
         max_duration_seconds=launch.max_duration_seconds,
+        devices_per_host=1,  # a program of one process, on one device
     )
     return job_submit(job=job, by=by.get_username())
 
@@ -142,7 +145,27 @@ def launch_note(plan: Plan) -> dict[str, str]:
             "memory are real, the text and its perplexity are not."
         )
     host = launch.host.name
-    return {"can": "yes", "title": f"What happens on {host}", "text": text, "host": host}
+    note = {"can": "yes", "title": f"What happens on {host}", "text": text, "host": host}
+    return note | _within_quota(plan, launch)
+
+
+def _within_quota(plan: Plan, launch: Launch) -> dict[str, str]:
+    """Return what the team's quota says of a launch: how much is left, or why it is refused."""
+    job = Job(
+        team=plan.team,
+        owner=plan.owner,
+        name="The job",
+        spec=launch.spec.model_dump(mode="json"),
+        prediction=launch.prediction,
+        max_duration_seconds=launch.max_duration_seconds,
+        devices_per_host=1,
+    )
+    limits = "; ".join(told_limits(plan.team, plan.owner_id))
+    try:
+        check_submit(job)
+    except Problem as problem:
+        return {"can": "", "title": "Your team's limit", "text": problem.detail, "limits": limits}
+    return {"limits": limits}
 
 
 EXPLANATIONS = {

@@ -13,14 +13,14 @@ NUM_EARLIER = 5
 
 def length_seconds(job: Job) -> float | None:
     """Return how long a job takes at most, with margin, or None where nothing tells."""
-    expected = _stated_seconds(job) or _earlier_seconds(job)
+    expected = stated_seconds(job) or _earlier_seconds(job)
     bounds = [job.max_duration_seconds] if job.max_duration_seconds else []
     if expected is not None:
         bounds.append(expected * MARGIN + START_SECONDS)
     return min(bounds, default=None)
 
 
-def _stated_seconds(job: Job) -> float | None:
+def stated_seconds(job: Job) -> float | None:
     """Return what the job's own document bounds: a budget, or steps of predicted length."""
     spec: dict[str, Any] = job.spec
     step = (job.prediction.get("step_seconds") or {}).get("high") or spec.get("step_seconds")

@@ -1,7 +1,7 @@
 """A pool as it is now, read once: the policy's snapshot, and the rows that its words name."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 from django.db.models import DurationField, ExpressionWrapper, F, Sum
@@ -13,11 +13,10 @@ from webapp.hosts.models import Device, Host, HostState, Pool
 from webapp.jobs.models import Allocation, Attempt, Job, JobState
 from webapp.queue import policy
 from webapp.queue.forecast import left_seconds, length_seconds
+from webapp.queue.rules import Rules
 
 FAIR_DAYS = 7
 RUNS_THERE = ("claimed", "running")
-
-HoldBack = Callable[[Job], str]
 
 
 @dataclass(frozen=True)
@@ -35,14 +34,6 @@ class Picture:
         """Return everybody's turn."""
         return policy.decide(self.snapshot)
 
-    def without(self, refused: Mapping[str, str]) -> "Picture":
-        """Return the picture with jobs held back, each for the reason given."""
-        demands = tuple(
-            replace(one, held_back=refused.get(one.job, one.held_back))
-            for one in self.snapshot.demands
-        )
-        return replace(self, snapshot=replace(self.snapshot, demands=demands))
-
 
 def waiting_jobs(pool: Pool) -> list[Job]:
     """Return the jobs that wait in a pool."""
@@ -50,16 +41,17 @@ def waiting_jobs(pool: Pool) -> list[Job]:
     return list(queued.select_related("pool", "requested_host", "team", "owner"))
 
 
-def picture_of(pool: Pool, jobs: Sequence[Job], held_back: HoldBack) -> Picture:
-    """Return the pool with the jobs that wait in it; ``held_back`` says who may not be tried."""
+def picture_of(pool: Pool, jobs: Sequence[Job], rules: Rules) -> Picture:
+    """Return the pool with the jobs that wait in it; ``rules`` say who may not be tried."""
     hosts = {h.pk: h for h in Host.objects.filter(pool=pool, kind="agent")}
     devices = {d.pk: d for d in Device.objects.filter(host__in=hosts).order_by("index", "pk")}
     holders = {**_still_there(hosts.values()), **_holders(pool)}
     left = {attempt.pk: left_seconds(attempt) for attempt in holders.values()}
     snapshot = policy.Snapshot(
         hosts=tuple(_host(host, devices.values(), holders, left) for host in hosts.values()),
-        demands=tuple(_demand(job, held_back(job)) for job in jobs),
-        used=used_by_team(pool) if len({job.team_id for job in jobs}) > 1 else {},
+        demands=tuple(_demand(job, rules(job)) for job in jobs),
+        used=used_by_team(pool, rules.shares()) if len(rules.shares()) > 1 else {},
+        shares=rules.shares(),
     )
     known = {attempt.job_id: attempt.job for attempt in holders.values()}
     known |= {job.pk: job for job in jobs}
@@ -145,8 +137,8 @@ def least_memory_bytes(job: Job) -> int:
     return int(peak.get("low") or peak.get("value") or 0)
 
 
-def used_by_team(pool: Pool) -> dict[str, float]:
-    """Return the device-seconds that each team held in this pool in the last days."""
+def used_by_team(pool: Pool, shares: Mapping[str, float]) -> dict[str, float]:
+    """Return the device-seconds that each team held here in the last days, over its share."""
     since = now() - timedelta(days=FAIR_DAYS)
     recent = Allocation.objects.filter(device__host__pool=pool).exclude(released_at__lt=since)
     held = ExpressionWrapper(
@@ -154,4 +146,6 @@ def used_by_team(pool: Pool) -> dict[str, float]:
         output_field=DurationField(),
     )
     rows = recent.values(team=F("attempt__job__team")).annotate(used=Sum(held)).order_by()
-    return {row["team"]: row["used"].total_seconds() for row in rows}
+    return {
+        row["team"]: row["used"].total_seconds() / shares.get(row["team"], 1.0) for row in rows
+    }

@@ -6,6 +6,7 @@ from datetime import timedelta
 from runners.timing import scaled
 from webapp.core.clock import now
 from webapp.jobs.models import Event, Job, JobState
+from webapp.queue.quotas import devices_sentence, held_devices, hours_sentence, quota_of
 
 PREFLIGHT_RETRY = timedelta(seconds=scaled(30, least=1))
 
@@ -15,10 +16,34 @@ class Rules:
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._failed = {event.subject: event for event in failed_preflights(jobs)}
+        teams = {job.team_id: job.team for job in jobs}
+        self._quotas = {pk: quota_of(team) for pk, team in teams.items()}
+        self._held = {
+            pk: held_devices(teams[pk])
+            for pk, quota in self._quotas.items()
+            if quota.max_devices is not None
+        }
+        self._hours = {pk: hours_sentence(teams[pk], quota) for pk, quota in self._quotas.items()}
 
     def __call__(self, job: Job) -> str:
         """Return why the job may not be tried now, or nothing."""
-        return self._resting(job)
+        return self._resting(job) or self._hours[job.team_id] or self._devices(job)
+
+    def shares(self) -> dict[str, float]:
+        """Return what each team's use is measured against."""
+        return {pk: max(quota.share, 0.01) for pk, quota in self._quotas.items()}
+
+    def may_take(self, job: Job, devices: int) -> bool:
+        """Return whether the team may have so many devices more, and count them if so."""
+        limit = self._quotas[job.team_id].max_devices
+        held = self._held.get(job.team_id, 0)
+        if limit is not None and held + devices > limit:
+            return False
+        self._held[job.team_id] = held + devices
+        return True
+
+    def _devices(self, job: Job) -> str:
+        return devices_sentence(job, self._quotas[job.team_id], self._held.get(job.team_id, 0))
 
     def _resting(self, job: Job) -> str:
         """Return what a job that came back from its preflight waits for."""

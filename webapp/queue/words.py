@@ -32,9 +32,11 @@ class Line:
 def lines_of(pool: Pool) -> list[Line]:
     """Return the whole queue of a pool in its order."""
     jobs = waiting_jobs(pool)
-    if not jobs:
-        return []
-    picture = picture_of(pool, jobs, Rules(jobs))
+    return lines_in(picture_of(pool, jobs, Rules(jobs))) if jobs else []
+
+
+def lines_in(picture: Picture) -> list[Line]:
+    """Return the queue of a pool as it was read."""
     decision = picture.decide()
     waits = {wait.job: wait for wait in decision.waits}
     return [

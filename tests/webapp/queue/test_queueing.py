@@ -111,7 +111,7 @@ def test_what_teams_used_is_counted_in_device_seconds(submit, node_a, team):
     job = submit(node_a, devices_per_host=2)
     Allocation.objects.update(taken_at=now() - timedelta(seconds=100))
     Allocation.objects.filter(device__index=0).update(released_at=now() - timedelta(seconds=40))
-    used = used_by_team(node_a.pool)
+    used = used_by_team(node_a.pool, {})
     assert used == {job.team_id: pytest.approx(160, abs=5)}
 
 
@@ -119,7 +119,7 @@ def test_what_was_used_before_the_last_week_is_forgotten(submit, node_a, team):
     submit(node_a)
     Allocation.objects.update(taken_at=now() - timedelta(days=30))
     week = 7 * 86_400
-    assert used_by_team(node_a.pool) == {team.pk: pytest.approx(week, abs=5)}
+    assert used_by_team(node_a.pool, {}) == {team.pk: pytest.approx(week, abs=5)}
 
 
 def test_the_team_that_used_less_is_served_first(submit, node_a, other_team, charlie, team, alice):

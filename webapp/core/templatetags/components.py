@@ -16,6 +16,7 @@ NAVIGATION = (
     ("/plans/", "Plans"),
     ("/limits/", "Limits"),
     ("/jobs/", "Jobs"),
+    ("/queue/", "Queue"),
     ("/hosts/", "Hosts"),
     ("/models/", "Models"),
     ("/techniques/", "Techniques"),

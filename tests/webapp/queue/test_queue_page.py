@@ -1,0 +1,131 @@
+"""The queue page, as people see it and as operators use it."""
+
+import re
+
+import pytest
+
+from tests.webapp.conftest import client_of, make_job
+from webapp.core.clock import now
+from webapp.hosts.models import Device
+from webapp.jobs.models import Job
+from webapp.jobs.services import job_submit
+from webapp.queue.words import lines_of
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+
+
+@pytest.fixture
+def waiting(submit, node_a) -> list[Job]:
+    submit(node_a, devices_per_host=4, name="Long run", max_duration_seconds=7200)
+    return [submit(node_a, name=f"Job {name}") for name in "ab"]
+
+
+def page(user, path: str = "/queue/") -> str:
+    answer = client_of(user).get(path)
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def text(html: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
+
+
+def test_the_page_says_who_is_next_why_and_when(alice, waiting):
+    words = text(page(alice))
+    assert "2 waiting · 0 of 4 devices free" in words
+    assert "Job a alice It needs 1 × device on one host; node-a has 0 of 4 free" in words  # noqa: RUF001 -- a multiplication sign
+    assert "≈" in words
+
+
+def test_the_page_says_who_holds_what(alice, waiting):
+    assert "GPU 0 Long run until ≈" in text(page(alice))
+
+
+def test_a_cordoned_device_is_shown_with_its_reason(alice, node_a):
+    Device.objects.filter(uuid="node-a-1").update(cordoned_at=now(), cordon_reason="ECC errors")
+    assert "GPU 1 cordoned: ECC errors" in text(page(alice))
+
+
+def test_an_empty_queue_says_so(alice, node_a):
+    assert "Nobody waits here." in page(alice)
+
+
+def test_a_person_without_pools_is_led_to_the_first_host(charlie):
+    assert "There is no pool yet" in page(charlie)
+
+
+def test_only_operators_get_buttons(alice, olga, waiting):
+    assert "/up/" not in page(alice)
+    assert "/up/" in page(olga)
+
+
+def test_another_teams_job_is_counted_and_not_named(charlie, other_team, node_a, waiting):
+    node_a.pool.shared_with.add(other_team)
+    html = page(charlie)
+    assert "a job of Alice" in text(html)
+    assert "Job b" not in html
+    assert "Long run" not in html
+
+
+def press(user, pool, action: str, **sent):
+    return client_of(user).post(f"/queue/{pool.pk}/{action}/", sent, follow=True)
+
+
+def seen(user, pool) -> str:
+    return re.search(r'name="seen" value="(\w+)"', page(user, f"/queue/{pool.pk}/"))[1]
+
+
+def test_a_job_moves_by_a_button_and_the_page_comes_back_to_it(olga, waiting):
+    pool = waiting[0].pool
+    answer = press(olga, pool, "up", job=waiting[1].pk, seen=seen(olga, pool))
+    assert "Job b moved up." in answer.content.decode()
+    assert answer.redirect_chain[0][0].endswith(f"#job-{waiting[1].pk}")
+    assert [line.job for line in lines_of(pool)] == waiting[::-1]
+
+
+def test_a_job_moves_down_by_a_button(olga, waiting):
+    pool = waiting[0].pool
+    press(olga, pool, "down", job=waiting[0].pk, seen=seen(olga, pool))
+    assert [line.job for line in lines_of(pool)] == waiting[::-1]
+
+
+def test_a_page_that_is_out_of_date_moves_nothing_and_says_so(olga, waiting):
+    pool = waiting[0].pool
+    answer = press(olga, pool, "up", job=waiting[1].pk, seen="0123456789abcdef")
+    assert "The queue changed meanwhile" in answer.content.decode()
+    assert [line.job for line in lines_of(pool)] == waiting
+
+
+def test_a_priority_is_set_by_a_form(olga, waiting):
+    press(olga, waiting[1].pool, "priority", job=waiting[1].pk, priority="1")
+    assert lines_of(waiting[1].pool)[0].job == waiting[1]
+
+
+def test_an_odd_form_is_refused_in_words(olga, waiting):
+    answer = press(olga, waiting[0].pool, "priority", job="x" * 500, priority="9")
+    assert "it can be -1 (Low), 0 (Normal), 1 (High)" in answer.content.decode()
+
+
+def test_a_practitioner_moves_nothing(alice, waiting):
+    answer = press(alice, waiting[0].pool, "up", job=waiting[1].pk, seen="")
+    assert answer.status_code == 403
+
+
+def test_a_member_of_a_guest_team_moves_nothing_either(charlie, other_team, waiting):
+    charlie.memberships.update(role="admin")
+    waiting[0].pool.shared_with.add(other_team)
+    answer = press(charlie, waiting[0].pool, "up", job=waiting[1].pk, seen="")
+    assert answer.status_code == 403
+
+
+def test_the_job_page_leads_to_its_place_in_the_queue(alice, waiting):
+    html = page(alice, f"/jobs/{waiting[1].pk}/")
+    assert f"/queue/{waiting[1].pool_id}/#job-{waiting[1].pk}" in html
+    assert "It is number 2 in the queue." in html
+
+
+def test_a_guests_job_waits_in_the_hosts_queue(charlie, other_team, node_a, waiting):
+    node_a.pool.shared_with.add(other_team)
+    job = make_job(other_team, charlie, None, pool=node_a.pool, devices_per_host=1, name="Guest")
+    job_submit(job=job, by="charlie")
+    assert "Guest" in page(charlie)
