@@ -50,8 +50,11 @@ def split_in_flight(seconds: Table, in_flight: float) -> tuple[int, ...] | None:
         return split_layers(seconds)
     table = np.array(seconds, dtype=np.float64)
     table[:, 0] = np.inf
-    if not np.isfinite(_fill(table, np.add)[0]):
+    least, layers = _fill(table, np.add)
+    if not np.isfinite(least):
         return None
+    if in_flight * _slowest(table, layers) <= least:
+        return layers
     bounds = np.unique(table[np.isfinite(table)])
     low, high = -1, len(bounds) - 1
     # The larger the bound on a stage, the smaller the sum: both sides of where they cross count.

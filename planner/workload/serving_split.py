@@ -39,6 +39,7 @@ Splits = npt.NDArray[np.int64]
 GRID_STEP = 4.0
 MOVED_LAYERS = (1, 2, 4)
 MAX_ROUNDS = 6
+FEW_STAGES = 4  # beyond, layers move between neighbours alone
 DIGITS = 10  # rates that differ beyond these are equal: one cell and a column decide alike
 
 
@@ -56,14 +57,20 @@ class _Times:
     held: Floats
     in_flight: Floats
 
-    def proposals(self) -> Iterator[tuple[int, ...]]:
-        """Yield the best splits for prompts, for tokens and for both, as memory allows."""
+    def proposals(self, known: dict[bytes, tuple[int, ...] | None]) -> Iterator[tuple[int, ...]]:
+        """Yield the best splits for prompts, for tokens and for both, as memory allows.
+
+        ``known`` keeps what was found: cells of a block have many a table in common.
+        """
         stages, places = self.room.shape
         yield stage_layers(places - 1, stages)
         tables = (self.reading + self.writing, self.reading, self.writing)
         for table, at in product(tables, range(len(self.held))):
             bounded = np.where(self.room >= self.held[at], table[..., at], np.inf)
-            found = split_in_flight(bounded, float(self.in_flight[at]))
+            key = bounded.tobytes() + self.in_flight[at].tobytes()
+            if key not in known:
+                known[key] = split_in_flight(bounded, float(self.in_flight[at]))
+            found = known[key]
             if found is not None:
                 yield found
 
@@ -88,7 +95,7 @@ def _proposed(
         times = _served(setting, workload, shape)
     else:
         times = _generated(setting, workload, shape)
-    cells = {}
+    cells, known = {}, dict[bytes, tuple[int, ...] | None]()
     for cell in np.ndindex(*shape):
         own = replace(
             times,
@@ -96,7 +103,7 @@ def _proposed(
             writing=times.writing[(..., *cell)],
             room=times.room[(..., *cell)],
         )
-        cells[cell] = list(dict.fromkeys(own.proposals()))
+        cells[cell] = list(dict.fromkeys(own.proposals(known)))
     most = max(map(len, cells.values()))
     found = np.empty((most, len(setting.places), *shape), dtype=np.int64)
     for cell, splits in cells.items():
@@ -107,7 +114,10 @@ def _proposed(
 def _moved(split: Splits) -> Splits:
     """Return a split and those that some moved layers make of it."""
     found = [split]
-    for (giver, taker), layers in product(permutations(range(len(split)), 2), MOVED_LAYERS):
+    stages = len(split)
+    pairs = permutations(range(stages), 2)
+    near = [pair for pair in pairs if stages <= FEW_STAGES or abs(pair[0] - pair[1]) == 1]
+    for (giver, taker), layers in product(near, MOVED_LAYERS):
         other = split.copy()
         given = np.minimum(layers, split[giver] - 1)  # every stage keeps one
         other[giver] -= given
@@ -171,7 +181,10 @@ def _grid(setting: Setting, workload: ServeWorkload, most: float) -> Floats:
     offered = callers / setting.layout.data if callers else MAX_SEARCHED_CONCURRENCY
     top = max(1.0, min(float(np.max(offered)), most))
     count = int(np.ceil(np.log(top) / np.log(GRID_STEP)))
-    return np.unique(np.maximum(1.0, top / GRID_STEP ** np.arange(count + 1)))
+    grid = np.unique(np.maximum(1.0, top / GRID_STEP ** np.arange(count + 1)))
+    # Between one request and one a stage the first and the last of these say enough.
+    kept: Floats = grid[(grid == top) | (grid == 1.0) | (grid >= len(setting.places))]
+    return kept
 
 
 def _generated(setting: Setting, workload: GenerateWorkload, shape: tuple[int, ...]) -> _Times:

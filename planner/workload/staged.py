@@ -5,8 +5,9 @@ on the link between its node and the next. What a device would take for all laye
 each kind, and from it what each stage takes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import cast
 
 from planner.cost.columns import largest, where
@@ -66,20 +67,13 @@ def forward_pass(
         return _with_beside(setting, ledger, work, beside)
     passes = list(stage_passes(setting, ledger, work, beside))
     total, last = setting.model.num_hidden_layers, len(passes) - 1
-    parts = []
-    for stage, (found, held) in enumerate(zip(passes, setting.split, strict=True)):
-        parts.append(found.of(held, total, is_last=stage == last))
-        title = f"Stage {stage + 1}: {held} layers on {setting.places[stage].device.id}"
-        ledger.term(
-            stage_time,
-            replace(setting.line(work.group, title, key="stage"), origin=STAGE),
-            layers=held,
-            layer_s=found.layers.total_s / total,
-            rest_s=found.head.total_s if stage == last else found.hop_s,
-        )
-    whole = parts[0]
-    for part in parts[1:]:
-        whole = whole.plus(part)
+    parts = [
+        found.of(held, total, is_last=stage == last)
+        for stage, (found, held) in enumerate(zip(passes, setting.split, strict=True))
+    ]
+    if ledger.records:
+        _record_stages(setting, ledger, work, passes)
+    whole = reduce(PassCost.plus, parts)
     slowest = largest(part.total_s for part in parts)
     even = whole.total_s / slowest
     ledger.term(
@@ -89,6 +83,21 @@ def forward_pass(
         even_stages=even,
     )
     return replace(whole, even_stages=even)
+
+
+def _record_stages(
+    setting: Setting, ledger: Ledger, work: Pass, passes: Sequence[StagePass]
+) -> None:
+    total, last = setting.model.num_hidden_layers, len(passes) - 1
+    for stage, (found, held) in enumerate(zip(passes, setting.split, strict=True)):
+        title = f"Stage {stage + 1}: {held} layers on {setting.places[stage].device.id}"
+        ledger.term(
+            stage_time,
+            replace(setting.line(work.group, title, key="stage"), origin=STAGE),
+            layers=held,
+            layer_s=found.layers.total_s / total,
+            rest_s=found.head.total_s if stage == last else found.hop_s,
+        )
 
 
 def stage_passes(
