@@ -20,7 +20,7 @@ from runners.jobspec import (
     ModelRef,
     TrainSpec,
 )
-from runners.messages import RunRequest
+from runners.messages import RunDevice, RunRequest
 from runners.reasons import Reason
 
 JOB_MODULES: Mapping[str, str] = {
@@ -62,9 +62,15 @@ def render_argv(spec: JobSpec, folder: Path) -> list[str]:
 
 
 def render_env(
-    host_dir: Path, running_jobs: int, model_roots: Sequence[Path] = ()
+    host_dir: Path,
+    running_jobs: int,
+    model_roots: Sequence[Path] = (),
+    devices: Sequence[RunDevice] = (),
 ) -> dict[str, str]:
-    """Return a job's environment, built from nothing but the passed variables and ours."""
+    """Return a job's environment, built from nothing but the passed variables and ours.
+
+    A job that holds GPUs sees those and no others, named by UUID, which outlives a reboot.
+    """
     env = {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ}
     cores = len(os.sched_getaffinity(0))
     return env | {
@@ -74,7 +80,13 @@ def render_env(
         "PYTHONUNBUFFERED": "1",
         "SLIPWAY_HOST_DIR": str(host_dir),
         "SLIPWAY_MODEL_ROOTS": os.pathsep.join(map(str, model_roots)),
+        **_visible(devices),
     }
+
+
+def _visible(devices: Sequence[RunDevice]) -> dict[str, str]:
+    gpus = [device.uuid for device in devices if device.kind == "gpu"]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
 
 
 def gang_command(

@@ -196,7 +196,10 @@ class Reconciler:
             "attempt_id": folder.attempt_id,
             "argv": argv,
             "env": launch.render_env(
-                self.host_dir.path, len(self.running()) + 1, self.config.model_roots
+                self.host_dir.path,
+                len(self.running()) + 1,
+                self.config.model_roots,
+                request.devices,
             )
             | env,
             "max_duration_seconds": request.max_duration_seconds,

@@ -20,6 +20,7 @@ from runners.jobspec import (
     TrainSpec,
 )
 from runners.launch import LaunchRefusedError, confine, render_argv, render_env
+from runners.messages import RunDevice
 from runners.reasons import Reason
 
 
@@ -160,3 +161,23 @@ def test_a_job_may_read_the_folders_that_the_host_lists(tmp_path):
     env = render_env(tmp_path, 1, (tmp_path / "a", tmp_path / "b"))
 
     assert env["SLIPWAY_MODEL_ROOTS"] == f"{tmp_path / 'a'}{os.pathsep}{tmp_path / 'b'}"
+
+
+def held(kind: str, uuid: str) -> RunDevice:
+    return RunDevice(kind=kind, index=0, uuid=uuid)
+
+
+def test_a_job_sees_the_gpus_that_it_holds_and_no_others(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+
+    env = render_env(tmp_path, 1, (), [held("gpu", "GPU-b"), held("gpu", "GPU-d")])
+
+    assert env["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-d"
+
+
+def test_a_job_on_a_processor_keeps_what_the_agent_was_given(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+
+    env = render_env(tmp_path, 1, (), [held("cpu", "cpu")])
+
+    assert env["CUDA_VISIBLE_DEVICES"] == "0"

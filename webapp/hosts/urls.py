@@ -2,9 +2,10 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from webapp.hosts import adding, views
+from webapp.hosts import adding, cordon_views, views
 
 HOST = "hosts/<slug:slug>/"
+DEVICE = f"{HOST}devices/<slug:device_id>/"
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("hosts/", views.host_list, name="host-list"),
@@ -16,4 +17,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{HOST}undrain/", views.host_undrain, name="host-undrain"),
     path(f"{HOST}rotate/", views.host_rotation, name="host-rotation"),
     path(f"{HOST}revoke/", views.host_revoke, name="host-revoke"),
+    path(f"{HOST}maintenance/", cordon_views.host_maintenance, name="host-maintenance"),
+    path(f"{HOST}retire/", cordon_views.host_retire, name="host-retire"),
+    path(f"{DEVICE}cordon/", cordon_views.device_cordon_view, name="device-cordon"),
+    path(f"{DEVICE}uncordon/", cordon_views.device_uncordon_view, name="device-uncordon"),
 ]

@@ -17,6 +17,7 @@ from webapp.accounts.roles import has_role, visible_or_404
 from webapp.core.units import clock
 from webapp.hosts.checks import clock_words, machine_words
 from webapp.hosts.contact import Contact, contact_of, silent_seconds
+from webapp.hosts.cordons import devices_of
 from webapp.hosts.models import Host, HostState
 from webapp.hosts.services import credential_revoke, host_set_state, rotation_ask
 from webapp.jobs.models import FINAL_STATES, Event, Job, JobState, Measurement
@@ -123,6 +124,7 @@ def host_detail(request: HttpRequest, slug: str) -> HttpResponse:
         "bench": bench_of(host),
         "beat": host.last_beat,
         "clock_words": clock_words(host.clock_offset_ms or 0),
+        "devices": devices_of(host, request.user),
         "is_operator": has_role(request.user, host.team, Role.OPERATOR),
     }
     context |= live_context(request, [f"host:{host.pk}", "jobs"])
@@ -136,6 +138,10 @@ def event_words(event: Event) -> str:
         return f"Now {dict(HostState.choices).get(state, state).lower()}"
     if event.kind == "host.contact":
         return {"live": "Heard again", "degraded": "Fell silent"}.get(state, f"Contact {state}")
+    if event.kind.startswith("device."):
+        what = {"device.cordoned": "cordoned", "device.uncordoned": "given free"}[event.kind]
+        reason = f": {event.detail['reason']}" if event.detail.get("reason") else ""
+        return f"{event.detail.get('device', 'A device')} {what}{reason}"
     return event.kind.partition(".")[2].replace("_", " ").capitalize()
 
 
@@ -220,7 +226,12 @@ def _is_inside(row: Measurement) -> bool:
 # What an operator does to a host
 
 
-def _host_for_operator(request: HttpRequest, slug: str) -> Host:
+def host_for_operator(request: HttpRequest, slug: str) -> Host:
+    """Return a host for one of its team's operators.
+
+    Raises:
+        PermissionDenied: the person is none.
+    """
     host = visible_or_404(Host, request.user, slug=slug)
     if not has_role(request.user, host.team, Role.OPERATOR):
         raise PermissionDenied(
@@ -232,7 +243,7 @@ def _host_for_operator(request: HttpRequest, slug: str) -> Host:
 def _act(
     request: HttpRequest, slug: str, act: Callable[[Host, str], None], words: str
 ) -> HttpResponse:
-    host = _host_for_operator(request, slug)
+    host = host_for_operator(request, slug)
     act(host, request.user.get_username())
     messages.success(request, words.format(host=host.name))
     return redirect("host-detail", slug)

@@ -9,4 +9,7 @@ def waiting_sentence(job: Job) -> str | None:
     if job.state != JobState.QUEUED:
         return None
     line = waiting_line(job)
-    return line.sentence if line else None
+    if line is None:
+        return None
+    turn = f" It is number {line.position} in the queue." if line.position > 1 else ""
+    return f"{line.sentence}{turn}"

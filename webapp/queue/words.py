@@ -47,11 +47,11 @@ def lines_in(picture: Picture) -> list[Line]:
 
 def _line(picture: Picture, job: Job, wait: Wait | None, position: int) -> Line:
     if wait is None:
-        sentence = f"{_needs(job)} is free; the job starts within seconds."
+        sentence = f"What it needs is free: {_needs(job)}. It starts within seconds."
         return Line(position, job, sentence, now())
     seconds = wait.start_seconds
     start_at = now() + timedelta(seconds=seconds) if seconds is not None else None
-    return Line(position, job, Words(picture, job, wait).sentence(position), start_at)
+    return Line(position, job, Words(picture, job, wait).sentence(), start_at)
 
 
 def waiting_line(job: Job) -> Line | None:
@@ -66,7 +66,7 @@ class Words:
         self._picture, self._job, self._wait = picture, job, wait
         self._team: Team = job.team
 
-    def sentence(self, position: int) -> str:
+    def sentence(self) -> str:
         """Return why the job waits."""
         wait = self._wait
         if wait.why is Why.HELD_BACK:
@@ -76,8 +76,7 @@ class Words:
             return self._impossible()
         if wait.why is Why.HOSTS:
             return self._shut()
-        ahead = f" It is number {position} in the queue." if position > 1 else ""
-        return f"{self._short()}{ahead}"
+        return self._short()
 
     def _impossible(self) -> str:
         job = self._job
@@ -159,12 +158,17 @@ def _needs(job: Job) -> str:
         what = "a whole host" if job.num_hosts == 1 else "whole hosts"
         what = f"all of {job.requested_host.name}" if job.requested_host else what
     else:
-        what = f"{job.devices_per_host} ×{size or ' device'}"  # noqa: RUF001 -- a multiplication sign
+        each = f" ×{size}" if size else _noun(job.devices_per_host)  # noqa: RUF001 -- a multiplication sign
+        what = f"{job.devices_per_host}{each}"
     if job.num_hosts > 1:
         return f"{what} on each of {job.num_hosts} hosts"
     if job.devices_per_host is None:
         return what
     return f"{what} on {job.requested_host.name if job.requested_host else 'one host'}"
+
+
+def _noun(number: int) -> str:
+    return " device" if number == 1 else " devices"
 
 
 def _count(number: int, noun: str) -> str:

@@ -33,7 +33,7 @@ def text(html: str) -> str:
 def test_the_page_says_who_is_next_why_and_when(alice, waiting):
     words = text(page(alice))
     assert "2 waiting · 0 of 4 devices free" in words
-    assert "Job a alice It needs 1 × device on one host; node-a has 0 of 4 free" in words  # noqa: RUF001 -- a multiplication sign
+    assert "Job a alice It needs 1 device on one host; node-a has 0 of 4 free" in words
     assert "≈" in words
 
 

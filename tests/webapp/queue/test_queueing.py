@@ -156,7 +156,10 @@ def test_a_job_that_would_delay_a_gang_is_told_whom(submit, node_a):
 def test_a_gang_of_hosts_is_told_how_many_are_ready(submit, node_a, node_b):
     submit(node_b)
     job = submit(node_a, num_hosts=2, devices_per_host=4)
-    assert "device on each of 2 hosts; 1 of 2 hosts have that free" in waiting_line(job).sentence
+    assert (
+        "It needs 4 devices on each of 2 hosts; 1 of 2 hosts have that free"
+        in waiting_line(job).sentence
+    )
 
 
 def test_what_no_host_has_is_said_to_be_impossible(submit, node_a):
