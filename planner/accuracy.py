@@ -57,17 +57,21 @@ NOTES = """## How to read it
   calibrate priors`). Which terms there are was decided with all rows in sight. The advised
   groups are those that the collection of the rows names to be left out as a whole.
 - What no row says and no fit can foresee: vLLM's expert kernels of 2025 took as long for four
-  callers as for twenty; two releases of SGLang stalled for seconds in the first batches; some
-  runs of DeepSeek-R1 are twice as fast or four times as slow as their neighbours.
+  callers as for twenty; one campaign on SGLang sent all its requests at once; two releases of
+  SGLang stalled for seconds in the first batches; some runs of DeepSeek-R1 and Qwen3.5 are up to
+  twice as fast (drafts, it seems) or four times as slow as their neighbours. The fit hears such
+  rows less the further off they lie (errors of Student's t), the figures above count them in full.
 - The rows left out are **not untouched**: some terms, priors and weights were kept or dropped
   after a look at these very errors. Serving: how far callers of a benchmark fall together, how
-  evenly experts are visited, how many prompts share a pass, and that intervals of an unseen pair
-  are widened halfway to those of all models. Steps: the size of a gradient bucket, the spreads of
-  rounds, exchange and matrix products between chips. Peaks: ridges, the weight of a verdict, and
-  that each part of a source counts the same in the width of an interval (by rows, fewer than
-  75 % would lie inside). Full batches: the ridge, TensorRT-LLM's number of requests and 4-bit
-  weights on B200. Compression: AutoRound's constants, from its only source. Each has a physical
-  cause that is named where it is computed; only rows that nobody here has seen can confirm them.
+  evenly experts are visited, how many prompts share a pass, that families of chips and measured
+  layouts have factors of their own, how little gross rows are heard, and that intervals of unseen
+  pairs are learnt apart for dense and for sparse models. Steps: the size of a gradient bucket, the
+  spreads of rounds, exchange and matrix products between chips. Peaks: ridges, the weight of a
+  verdict, and that each part of a source counts the same in the width of an interval (by rows,
+  fewer than 75 % would lie inside). Full batches: the ridge, TensorRT-LLM's number of requests and
+  4-bit weights on B200. Compression: AutoRound's constants, from its only source. Each has a
+  physical cause that is named where it is computed; only rows that nobody here has seen can
+  confirm them.
 - Most of what is left has names. Two sources measured fine-tuning through one engine, and one of
   them holds three times the logits of the other: each is its own tool here, on one physics, and
   what they have in common stands for tools that nobody measured. Allocators reserve more than they

@@ -27,7 +27,8 @@ from planner.specs.workload import GenerateWorkload
 from planner.workload.generate import generate
 from planner.workload.operators import FLOPS_PER_JOULE
 from planner.workload.resolve import resolve
-from planner.workload.setting import SHOWN_BY, Setting, width_of
+from planner.workload.setting import Setting, width_of
+from planner.workload.swept import SHOWN_BY
 
 NAMES = {**PART_BY_NAME, "Attention scores in memory": "scores"}
 PRODUCTS = ("linear_flops", "expert_flops", "output_head_flops")

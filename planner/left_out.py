@@ -20,7 +20,6 @@ from planner.fitting import MemoryCase, fitted_memory
 from planner.serving_factors import (
     SEEN,
     UNSEEN,
-    drawn_together,
     fold_of,
     group_of,
     held_out,
@@ -200,16 +199,7 @@ def is_covered(row: LeftOut, rows: Sequence[LeftOut]) -> bool:
     """Return whether a row lies inside an 80 % interval whose width its part had no say in."""
     others = [other for other in alike(row, rows) if other.part != row.part]
     others = others or [other for other in rows if other.part != row.part]
-    spread = spread_of(others)
-    if row.kind and row.error_class == UNSEEN:
-        spread = drawn_together(spread, spread_of(_of_any_kind(row, rows)))
-    return row.distance <= Z_80 * spread
-
-
-def _of_any_kind(row: LeftOut, rows: Sequence[LeftOut]) -> list[LeftOut]:
-    """Return the rows of other parts that say the same of models of either kind."""
-    asked = (row.figure, row.error_class)
-    return [o for o in rows if (o.figure, o.error_class) == asked and o.part != row.part]
+    return row.distance <= Z_80 * spread_of(others)
 
 
 def written(rows: Sequence[LeftOut]) -> str:

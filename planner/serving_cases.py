@@ -53,6 +53,7 @@ class ServingCase:
     engine: str
     device: str
     group: str
+    layout: str
     sweep: str
     is_sparse: bool
     width: str
@@ -111,6 +112,7 @@ def serving_case(row: Row) -> ServingCase:
         engine=row["engine"],
         device=row["gpu_slug"],
         group=setting.pair,
+        layout=setting.swept.layout_name,
         sweep="/".join(row.get(name) or "1" for name in SWEEP),
         is_sparse=setting.model.is_moe,
         width=setting.unit_width,

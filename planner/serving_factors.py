@@ -16,7 +16,7 @@ from planner.serving_fitting import (
     serving_errors,
     strengths_without,
 )
-from planner.serving_model import DECODE, HABITS, PARTS, PREFILL, natural
+from planner.serving_model import HABITS, PARTS, natural
 from planner.specs.base import JsonObject
 from planner.specs.estimate import ErrorClass
 
@@ -81,7 +81,8 @@ def held_out(
     for part in sorted({part_of(case) for case in cases} - {""}):
         rest = [case for case in cases if part_of(case) != part]
         left = [case for case in cases if part_of(case) == part]
-        fit = fit_serving(rest, strengths_without(part.partition(" ")[0]))
+        strengths = strengths_without(part.partition(" ")[0])
+        fit = fit_serving(rest, strengths, {case.pair for case in left})
         tpot, ttft = serving_errors(left, fit)
         tpots.append(tpot)
         ttfts.append(ttft)
@@ -117,19 +118,8 @@ def spreads(cases: tuple[ServingCase, ...]) -> dict[str, dict[str, float]]:
             of_kind = np.array([kind_of(case) == kind for case in order])
             name = spread_name(error_class, kind)
             for field, errors in (("tpot_spreads", tpots), ("ttft_spreads", ttfts)):
-                own, whole = spread(errors[of_kind]), spread(errors)
-                pooled = error_class == UNSEEN
-                found[field][name] = rounded(drawn_together(own, whole) if pooled else own)
+                found[field][name] = rounded(spread(errors[of_kind]))
     return found
-
-
-def drawn_together(own: float, whole: float) -> float:
-    """Return a spread of unseen pairs: few of a kind were measured, so all kinds have a say.
-
-    >>> drawn_together(0.1, 0.4)
-    0.2
-    """
-    return float(np.sqrt(own * whole))
 
 
 def rounded(value: float) -> float:
@@ -144,18 +134,35 @@ def named(values: Columns, names: Sequence[str]) -> dict[str, float]:
 
 
 def engine_fields(fit: ServingFit, engine: str) -> dict[str, Any]:
-    """Return the fields of one engine: its factors and habits, and those of its pairs."""
-    values = fit.engine_values(engine)
-    factors, habits = {"any": named(values, PARTS)}, {"any": named(values, HABITS)}
-    for (owner, group), added in sorted(fit.pairs.items()):
+    """Return the fields of one engine: its factors and habits, and those of where it was measured.
+
+    A place is a family of chips, a pair of model and family, or a layout of a pair.
+    """
+    families = {family: fit.engine_values(engine, family) for family in sorted(fit.families)}
+    groups = sorted(group for owner, group in fit.pairs if owner == engine)
+    places = {group: fit.place_values(engine, group) for group in groups}
+    for owner, layout in sorted(fit.layouts):
         if owner == engine:
-            scales = {"decode": added[DECODE][0], "prefill": added[PREFILL][0]}
-            factors[group] = {phase: rounded(float(np.exp(s))) for phase, s in scales.items()}
-            habits[group] = named(values + added, HABITS)
-    found: dict[str, Any] = {"serving_factors": factors, "arrival_factors": habits}
+            places[layout] = fit.place_values(engine, group_of_layout(layout), layout)
+    everywhere = {"any": fit.engine_values(engine)}
+    factors, habits = {**everywhere, **families, **places}, {**everywhere, **places}
+    found: dict[str, Any] = {
+        "serving_factors": {name: named(values, PARTS) for name, values in factors.items()},
+        "arrival_factors": {name: named(values, HABITS) for name, values in habits.items()},
+    }
     if engine:
-        found["fitted_groups"] = sorted(set(factors) - {"any"})
+        found["fitted_groups"] = groups
     return found
+
+
+def group_of_layout(layout: str) -> str:
+    """Return the group that a layout was measured in.
+
+    >>> group_of_layout("32x4096x0/hopper/h100-sxm5-80gb/bf16/4-1-1")
+    '32x4096x0/hopper'
+    """
+    shape, family, _ = layout.split("/", 2)
+    return f"{shape}/{family}"
 
 
 def build_serving_factors(common: str) -> dict[str, dict[str, Any]]:

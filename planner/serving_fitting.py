@@ -1,9 +1,10 @@
 """Fits the parts of prefill and decode, and how callers fall together, to published sweeps.
 
-A point's values are sums over levels: what all engines have in common, what its engine adds, and
-what its pair of model and chip adds. Each level is drawn to zero, so that few points leave what is
-known from more. The factors of engines are fitted without factors of pairs, which
-would take from them what they have to explain; pairs add theirs afterwards.
+A point's values are sums over levels: what all engines have in common, what its engine adds, what
+the kernels of its family of chips add, and what its pair of model and chip and the layout inside
+the pair add. Each level is drawn to zero, so that few points leave what is known from more. The
+factors of engines are fitted without factors of pairs, which would take from them what they have
+to explain; pairs and their layouts add theirs afterwards.
 """
 
 from collections import Counter
@@ -31,6 +32,9 @@ Strengths = Mapping[str, float]
 ALIKE = frozenset({"linear", "attention", "elementwise"})  # the same kernels in every engine
 OF_EXPERTS = frozenset({"experts", "further", "expert_exchange"})
 TPOT_NOISE, TTFT_NOISE = 0.05, 0.15  # how far apart repeated measurements lie, as log ratios
+PAIRS_APART = 2.0  # pairs lie further from their engine than measurements of one pair lie apart
+# Rows that were measured with something that they do not say lie ten spreads away: Student's t.
+FREEDOM = 3.0
 ROUNDS, TRIES = 30, 6
 DAMPING, EASIER, HARDER, LEAST_DAMPING = 1e-2, 0.2, 5.0, 1e-6
 LONGEST_STEP = 1.0
@@ -39,6 +43,7 @@ SCALES = np.zeros((len(NAMES), 2))  # a pair's passes are slower or faster as a 
 SCALES[DECODE, 0] = 1.0
 SCALES[PREFILL, 1] = 1.0
 OWN_HABITS = np.eye(len(NAMES))[:, FREE]
+OF_DECODING = np.eye(len(NAMES))[:, DECODE]  # what kernels of a family of chips do alike
 PAIR_BASIS = np.hstack([SCALES, OWN_HABITS])
 PAIR_SCALE_SPREAD = 0.3
 
@@ -58,19 +63,38 @@ class ServingFit:
 
     shared: Columns
     engines: Mapping[str, Columns] = field(default_factory=dict)
+    families: Mapping[str, Columns] = field(default_factory=dict)
     pairs: Mapping[Pair, Columns] = field(default_factory=dict)
+    layouts: Mapping[Pair, Columns] = field(default_factory=dict)
 
-    def engine_values(self, engine: str) -> Columns:
-        """Return the values of an engine, or of all where it is not known."""
-        return self.shared + self.engines.get(engine, 0.0)
+    def engine_values(self, engine: str, family: str = "") -> Columns:
+        """Return the values of an engine on a family of chips, or what is known of either.
+
+        A family that nobody measured is taken to be as the measured ones are in the mean.
+        """
+        usual = np.mean([*self.families.values()], axis=0) if self.families else 0.0
+        of_family = self.families.get(family, usual)
+        return bounded(self.shared + self.engines.get(engine, 0.0) + of_family)
+
+    def place_values(self, engine: str, group: str, layout: str = "") -> Columns:
+        """Return the values of an engine's group, those of a layout where the fit knows it."""
+        of_layout = self.layouts.get((engine, layout), 0.0)
+        found = self.engine_values(engine, family_of(group))
+        return bounded(found + self.pairs.get((engine, group), 0.0) + of_layout)
 
     def values(self, cases: Sequence[ServingCase]) -> Columns:
-        """Return the values of each case, those of its pair where the fit knows it."""
-        rows = [
-            bounded(self.engine_values(case.engine)) + self.pairs.get(case.pair, 0.0)
-            for case in cases
-        ]
+        """Return the values of each case, those of its pair and layout where the fit knows it."""
+        rows = [self.place_values(case.engine, case.group, case.layout) for case in cases]
         return np.array(rows).reshape(len(cases), len(NAMES))
+
+
+def family_of(group: str) -> str:
+    """Return the family of chips of a group.
+
+    >>> family_of("64x5120x0/hopper")
+    'hopper'
+    """
+    return group.rpartition("/")[2]
 
 
 def bounded(values: Columns) -> Columns:
@@ -80,11 +104,15 @@ def bounded(values: Columns) -> Columns:
     return found
 
 
-def strengths_without(group: str) -> Strengths:
-    """Return the spreads of the priors that a search found without looking at a group."""
-    chosen = data_json("serving_priors.json")["chosen"]
-    found: dict[str, float] = chosen.get(group, chosen["none"])
-    return found
+def strengths_without(part: str) -> Strengths:
+    """Return the spreads of the priors that a search found without looking at a part.
+
+    A part is a group, for the strengths of engines, or a fold of sweeps, for that of layouts.
+    """
+    found = data_json("serving_priors.json")
+    own: dict[str, dict[str, float]] = found["chosen"]
+    layouts: dict[str, dict[str, float]] = found["layouts"]
+    return own.get(part, own["none"]) | layouts.get(part, layouts["none"])
 
 
 def part_of(name: str) -> str:
@@ -124,20 +152,33 @@ def where_true(flags: Iterable[bool]) -> Columns:
     return np.array([float(flag) for flag in flags])
 
 
-def fit_serving(cases: Sequence[ServingCase], strengths: Strengths) -> ServingFit:
-    """Return what all points share, what engines add and what the pairs among the cases add."""
+def fit_serving(
+    cases: Sequence[ServingCase], strengths: Strengths, asked: Iterable[Pair] | None = None
+) -> ServingFit:
+    """Return what all points share, what engines and families add, and what pairs add.
+
+    ``asked`` are the pairs that will be asked for: of others the fit tells nothing.
+    """
     fit, habits = fit_engines(cases, strengths)
-    return replace(fit, pairs=fit_pairs(cases, fit, habits, strengths))
+    wanted = habits if asked is None else {pair for pair in asked if pair in habits}
+    pairs: dict[Pair, Columns] = {}
+    layouts: dict[Pair, Columns] = {}
+    for pair in sorted(wanted):
+        own = [case for case in cases if case.pair == pair]
+        pairs[pair], found = fit_pair(own, fit, strengths)
+        layouts |= {(pair[0], layout): added for layout, added in found.items()}
+    return replace(fit, pairs=pairs, layouts=layouts)
 
 
 def fit_engines(
     cases: Sequence[ServingCase], strengths: Strengths
 ) -> tuple[ServingFit, dict[Pair, Columns]]:
-    """Return what all points share and engines add, and the habits of pairs beside it."""
+    """Return what all points share, engines and families add, and the habits of pairs beside."""
     whole = packed({})
     if not cases:
         return ServingFit(whole), {}
     engines = sorted({case.engine for case in cases})
+    families = sorted({family_of(case.group) for case in cases})
     pairs = sorted({case.pair for case in cases})
     own = spreads(strengths)
     everywhere, identity = np.ones(len(cases)), np.eye(len(NAMES))
@@ -145,34 +186,43 @@ def fit_engines(
     for engine in engines:
         members = where_true(case.engine == engine for case in cases)
         levels.append(Level(members, identity, engine_spreads(strengths)))
+    for family in families:
+        members = where_true(family_of(case.group) == family for case in cases)
+        levels.append(Level(members, OF_DECODING, own[DECODE] * strengths["family"]))
     for pair in pairs:
         members = where_true(case.pair == pair for case in cases)
         levels.append(Level(members, OWN_HABITS, own[FREE] * strengths["habits"]))
     sweep, weights = sweep_of(cases), weights_of(cases, strengths["points"])
     base = np.tile(whole, (len(cases), 1))
-    found = descend(sweep, weights, base, levels)
-    added = dict(zip(engines, found[1:], strict=False))
-    habits = dict(zip(pairs, found[1 + len(engines) :], strict=True))
-    return ServingFit(whole + found[0], added), habits
+    shared, *found = descend(sweep, weights, base, levels, PAIRS_APART)
+    added = dict(zip((*engines, *families), found, strict=False))
+    habits = dict(zip(pairs, found[-len(pairs) :], strict=True))
+    fit = ServingFit(
+        whole + shared,
+        {engine: added[engine] for engine in engines},
+        {family: OF_DECODING @ added[family] for family in families},
+    )
+    return fit, habits
 
 
-def fit_pairs(
-    cases: Sequence[ServingCase],
-    fit: ServingFit,
-    habits: Mapping[Pair, Columns],
-    strengths: Strengths,
-) -> dict[Pair, Columns]:
-    """Return what each pair adds to its engine: habits, and slower or faster passes."""
-    own = spreads(strengths)[FREE] * strengths["habits"]
-    level_spreads = np.concatenate([np.full(2, PAIR_SCALE_SPREAD), own])
-    found = {}
-    for pair in habits:
-        kept = [case for case in cases if case.pair == pair]
-        base = bounded(np.tile(fit.engine_values(pair[0]), (len(kept), 1)))
-        level = Level(np.ones(len(kept)), PAIR_BASIS, level_spreads)
-        (added,) = descend(sweep_of(kept), np.ones(len(kept)), base, [level])
-        found[pair] = PAIR_BASIS @ added
-    return found
+def fit_pair(
+    cases: Sequence[ServingCase], fit: ServingFit, strengths: Strengths
+) -> tuple[Columns, dict[str, Columns]]:
+    """Return what a pair adds to its engine, and what each of its measured layouts adds to that.
+
+    A pair has habits of its own and slower or faster passes; of a layout every part may differ.
+    """
+    own = spreads(strengths)
+    own[FREE] *= strengths["habits"]
+    pair_spreads = np.concatenate([np.full(2, PAIR_SCALE_SPREAD), own[FREE]])
+    layouts = sorted({case.layout for case in cases})
+    levels = [Level(np.ones(len(cases)), PAIR_BASIS, pair_spreads)]
+    for layout in layouts:
+        members = where_true(case.layout == layout for case in cases)
+        levels.append(Level(members, np.eye(len(NAMES)), own * strengths["layout"]))
+    base = np.array([fit.engine_values(c.engine, family_of(c.group)) for c in cases])
+    added, *found = descend(sweep_of(cases), np.ones(len(cases)), base, levels)
+    return PAIR_BASIS @ added, dict(zip(layouts, found, strict=True))
 
 
 @dataclass(frozen=True)
@@ -183,6 +233,7 @@ class _Objective:
     weights: Columns
     base: Columns
     levels: Sequence[Level]
+    apart: float
 
     def values(self, added: Columns) -> Columns:
         """Return the values of every point."""
@@ -199,13 +250,18 @@ class _Objective:
 
     def wrong(self, values: Columns) -> Columns:
         """Return how wrong both times of every point are, in units of their noise."""
-        found: Columns = self.sweep.wrong(values) / np.array([TPOT_NOISE, TTFT_NOISE])
+        found: Columns = self.sweep.wrong(values) / self.noise
         return found
 
+    @property
+    def noise(self) -> Columns:
+        """Return how far apart points lie that have the same values, as log ratios."""
+        return self.apart * np.array([TPOT_NOISE, TTFT_NOISE])
+
     def regret(self, added: Columns) -> float:
-        """Return how wrong the values are and how far from zero; one gross error counts once."""
+        """Return how wrong the values are and how far from zero; gross errors hardly count."""
         wrong = self.wrong(bounded(self.values(added)))
-        regrets = 2 * (np.sqrt(1 + wrong**2) - 1).sum(axis=1)
+        regrets = FREEDOM * np.log1p(wrong**2 / FREEDOM).sum(axis=1)
         return float(self.weights @ regrets) + float(((added / self.spreads()) ** 2).sum())
 
     def derivatives(self, added: Columns) -> tuple[Columns, Columns]:
@@ -213,9 +269,9 @@ class _Objective:
         free = self.values(added)
         values = bounded(free)
         wrong = self.wrong(values)
-        slopes = self.sweep.slopes(values) / np.array([TPOT_NOISE, TTFT_NOISE])[:, None]
+        slopes = self.sweep.slopes(values) / self.noise[:, None]
         slopes *= (values == free)[:, None, :]
-        heed = self.weights[:, None] / np.sqrt(1 + wrong**2)
+        heed = self.weights[:, None] / (1 + wrong**2 / FREEDOM)
         pull = np.einsum("pt,ptv->pv", heed * wrong, slopes)
         # All levels of one point at once: each point's slopes along every level's directions.
         along = [level.members[:, None, None] * (slopes @ level.basis) for level in self.levels]
@@ -230,13 +286,15 @@ class _Objective:
 
 
 def descend(
-    sweep: Sweep, weights: Columns, base: Columns, levels: Sequence[Level]
+    sweep: Sweep, weights: Columns, base: Columns, levels: Sequence[Level], apart: float = 1.0
 ) -> list[Columns]:
     """Return what each level adds at the least regret, by damped Gauss-Newton steps.
 
-    Source: Levenberg 1944, Marquardt 1963; points far off are heeded less (Charbonnier's loss).
+    ``apart`` is how much further than repeated measurements points of one value lie apart.
+    Source: Levenberg 1944, Marquardt 1963; points far off are heeded less (Lange, Little and
+    Taylor 1989: errors of Student's t).
     """
-    objective = _Objective(sweep, weights, base, levels)
+    objective = _Objective(sweep, weights, base, levels, apart)
     added = np.zeros(len(objective.spreads()))
     least, damping = objective.regret(added), DAMPING
     for _ in range(ROUNDS):

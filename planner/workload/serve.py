@@ -213,7 +213,7 @@ def _slot(setting: Setting, workload: ServeWorkload, ledger: Ledger, prompt: _Pr
     cached = workload.input_tokens * workload.prefix_share_ratio
     own = workload.input_tokens - cached
     beside = alone
-    if habits.company_ratio:
+    if any_of(habits.company_ratio > 0):
         more = prefilling(setting, Unrecorded(), 2 * prompt.lanes, own, cached)
         beside = maximum(0.0, more.total_s - alone)
     return ledger.term(
@@ -242,7 +242,7 @@ def arrival_habits(setting: Setting, workload: ServeWorkload) -> ArrivalHabits:
         return ArrivalHabits()
     if workload.burst_requests is not None:
         return ArrivalHabits(burst_ratio=1.0)
-    return setting.arrival_habits
+    return setting.swept.habits
 
 
 def _decoding_ratio(

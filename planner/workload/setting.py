@@ -16,7 +16,6 @@ from planner.cost.dtypes import (
 from planner.cost.equation import Line, Origin
 from planner.cost.parameters import ParameterCounts
 from planner.cost.quantity import Quantity
-from planner.cost.queueing import ArrivalHabits
 from planner.cost.sparsity import runs_sparse, stored_bits
 from planner.cost.stages import Share, shares_of
 from planner.cost.weight_formats import WeightFormat, formats_of
@@ -29,6 +28,7 @@ from planner.specs.workload import ServeWorkload, Workload
 from planner.workload.peaks import peak_of
 from planner.workload.ranks import Layout, StagePlace
 from planner.workload.rates import Rates, rates_for
+from planner.workload.swept import SHOWN_BY, Swept
 
 MODELLED = Origin()
 # Parts whose kernels reach another share of the peak on narrow units.
@@ -43,8 +43,6 @@ DESKTOP_MEMORY_BYTES_PER_S = 80e9  # two channels of DDR5
 SERVER_MEMORY_BYTES_PER_S = 200e9  # eight channels of DDR4
 
 
-# Parts that no sweep shows take the factor of the part that is most like them.
-SHOWN_BY = {"experts": "linear", "further": "issue"}
 # A pass of a full batch that no table shows takes the factors of the pass that it is most like.
 LIKE = {"mixed": "prefill", "packed": "decode", "beside": "packed"}
 
@@ -210,20 +208,17 @@ class Setting:
         return next((fitted[name] for name in names if name in fitted), {}).get(part, 1.0)
 
     @cached_property
-    def swept_factors(self) -> dict[str, float]:
-        """Return what published sweeps on the chip's family multiply parts with, or on any."""
-        fitted = self.engine.serving_factors
-        return fitted.get(self.device.architecture) or fitted.get(ANY_ARCHITECTURE, {})
+    def swept(self) -> Swept:
+        """Return what published serving sweeps say of this place."""
+        chip = f"{self.pair}/{self.device.id}/{self.weight_dtype}"
+        return Swept(self.engine, self.pair, chip, self.layout)
 
     def serving_factor(self, part: str) -> float:
         """Return what published serving sweeps multiply a part of a pass with."""
-        fitted = self.swept_factors
-        of_pair = self.engine.serving_factors.get(self.pair, {})
         phase, _, own = part.partition("_")
         if phase in LIKE:
             return self._full_factor(phase, own)
-        alike = fitted.get(f"{phase}_{SHOWN_BY.get(own, own)}", 1.0)
-        return fitted.get(part, alike) * of_pair.get(phase, 1.0) * self._stream_factor(part)
+        return self.swept.factor(part) * self._stream_factor(part)
 
     @cached_property
     def _full(self) -> dict[str, float]:
@@ -277,12 +272,6 @@ class Setting:
         """Return the pair of model and chip family that published serving is told apart by."""
         return f"{self.model.shape}/{self.device.architecture}"
 
-    @property
-    def arrival_habits(self) -> ArrivalHabits:
-        """Return how callers fall together, as sweeps of the pair show it, or as they all do."""
-        fitted = self.engine.arrival_factors
-        return ArrivalHabits(**(fitted.get(self.pair) or fitted.get(ANY_ARCHITECTURE, {})))
-
     def line(
         self, group: str, name: str, operator_class: OperatorClass | None = None, key: str = ""
     ) -> Line:
@@ -306,7 +295,7 @@ class Setting:
             line = self.line(group, name, operator_class, key)
             factor = line.factor * self.serving_factor(f"{group}_{part}")
             if part in WEIGHT_PRODUCTS:
-                factor *= self.swept_factors.get(f"{group}_{self.unit_width}", 1.0)
+                factor *= self.swept.factor(f"{group}_{self.unit_width}")
             self._lines[asked] = replace(line, factor=factor)
         return self._lines[asked]
 

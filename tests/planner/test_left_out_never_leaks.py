@@ -232,6 +232,7 @@ def serving_points():
                     device=group.split("/")[1],
                     row_id=f"{group}/{int(running)}",
                     group=group,
+                    layout=f"{group}/chip/bf16/1-1-1",
                     sweep=f"{group}/{int(running)}",
                     is_sparse=sparse,
                     width="8bit" if sparse else "wide",

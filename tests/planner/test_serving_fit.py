@@ -8,7 +8,7 @@ import pytest
 from planner.catalog.engines import COMMON_SERVING, get_engine
 from planner.catalog.reading import data_json
 from planner.evidence import serving_request, table
-from planner.serving_cases import LEAST_AT_PEAK, PASS_PARTS, serving_case, told_apart
+from planner.serving_cases import LEAST_AT_PEAK, serving_case, told_apart
 from planner.serving_factors import (
     ADVISED,
     DENSE,
@@ -44,15 +44,8 @@ def kept(engine):
 def values_of(case):
     """Return the values that the catalog keeps for a case, in the fit's own terms."""
     fields = ENGINES[case.engine]
-    habits = fields["arrival_factors"][case.group]
-    scales = fields["serving_factors"][case.group]
-    factors = {
-        name: value * scales.get(name.partition("_")[0], 1.0)
-        if name.partition("_")[2] in PASS_PARTS
-        else value
-        for name, value in kept(case.engine).items()
-    }
-    return packed({**factors, **habits})
+    habits = fields["arrival_factors"][case.layout]
+    return packed({**fields["serving_factors"][case.layout], **habits})
 
 
 def answer(row):
@@ -102,8 +95,14 @@ def test_whole_sweeps_of_dense_models_held_out_are_met(left_out):
 
 
 def test_whole_sweeps_of_mixtures_held_out_are_met_less_well(left_out):
-    assert misses(left_out, SPARSE, 0).mean() < 0.15
-    assert misses(left_out, SPARSE, 1).mean() < 0.35
+    assert misses(left_out, SPARSE, 0).mean() < 0.10
+    assert misses(left_out, SPARSE, 1).mean() < 0.28
+
+
+def test_whole_sweeps_of_all_models_held_out_meet_both_times_in_the_mean(left_out):
+    """Rows whose release, drafts or stalls are not recorded count as all others do."""
+    assert np.abs(left_out[0]).mean() < 0.072
+    assert np.abs(left_out[1]).mean() < 0.25
 
 
 @pytest.mark.parametrize(("kind", "tpot"), [(DENSE, 0.15), (SPARSE, 0.22)])

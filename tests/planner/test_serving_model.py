@@ -7,12 +7,13 @@ import pytest
 
 from planner.catalog.reading import data_json
 from planner.cost.queueing import ArrivalHabits, prompt_slot
-from planner.serving_factors import serving_cases
+from planner.serving_factors import fold_of, serving_cases
 from planner.serving_fitting import (
     NAMES,
     ServingFit,
     bounded,
     engine_spreads,
+    family_of,
     fit_serving,
     part_of,
     spreads,
@@ -21,6 +22,7 @@ from planner.serving_fitting import (
 )
 from planner.serving_model import (
     CENTRES,
+    DECODE,
     FLOOR,
     HABITS,
     PARTS,
@@ -29,7 +31,7 @@ from planner.serving_model import (
     packed,
     sweep_of,
 )
-from planner.serving_priors import FIXED, GRID, START, missed
+from planner.serving_priors import FIXED, GRID, LAYOUT_GRID, LAYOUTS, START, missed
 
 STRENGTHS = strengths_without("")
 SOME = serving_cases()[::40]
@@ -87,10 +89,10 @@ def test_slopes_are_what_a_small_step_changes(name):
 def test_a_slower_part_moves_its_own_factor(part):
     """Its prior holds part of it back: what is found lies on the way to the truth."""
     made = made_with({part: 1.6}, of_engine("tensorrt_llm", 6))
-    found = natural(fit_serving(made, STRENGTHS).engine_values("tensorrt_llm"))
+    found = natural(fit_serving(made, STRENGTHS).engine_values("tensorrt_llm", "hopper"))
     still = natural(fit_serving(made_with({}, of_engine("tensorrt_llm", 6)), STRENGTHS).shared)
 
-    assert found[part] > 1.05
+    assert found[part] > 1.025
     assert still[part] == pytest.approx(1.0, abs=0.02)
 
 
@@ -112,10 +114,69 @@ def test_without_points_everything_stays_at_its_prior():
 
 def test_a_pair_that_no_fit_knows_has_the_values_of_its_engine():
     added = {("vllm", "another"): np.ones(len(NAMES))}
-    fit = ServingFit(packed({}), {"vllm": np.full(len(NAMES), 0.1)}, added)
+    fit = ServingFit(packed({}), {"vllm": np.full(len(NAMES), 0.1)}, pairs=added)
     case = of_engine("vllm", 50)[0]
 
     assert fit.values([case])[0] == pytest.approx(bounded(packed({}) + 0.1))
+
+
+def test_values_add_up_over_engine_family_pair_and_layout():
+    case = of_engine("vllm", 50)[0]
+    steps = [np.full(len(NAMES), size) for size in (0.1, 0.2, 0.3, 0.4)]
+    known = ({case.engine: steps[0]}, {family_of(case.group): steps[1]}, {case.pair: steps[2]})
+    fit = ServingFit(packed({}), *known, {(case.engine, case.layout): steps[3]})
+
+    assert fit.values([case])[0] == pytest.approx(bounded(packed({}) + 1.0))
+    other = fit.values([replace(case, layout="another")])[0]
+    assert other == pytest.approx(bounded(packed({}) + 0.6))
+
+
+@pytest.mark.parametrize("times", [1.3, 0.8])
+def test_a_layout_that_runs_otherwise_is_found_beside_its_pair(times):
+    cases = [case for case in of_engine("tensorrt_llm", 1) if case.group.startswith("64x5120")]
+    odd = cases[0].layout
+    made = made_with({}, cases)
+    made = [
+        replace(c, tpot_s=c.tpot_s * times, ttft_s=c.ttft_s * times) if c.layout == odd else c
+        for c in made
+    ]
+    fit = fit_serving(made, STRENGTHS, {cases[0].pair})
+
+    ratios = np.exp(sweep_of(made).wrong(fit.values(made)))[:, 0]
+    of_odd = np.array([case.layout == odd for case in made])
+    assert ratios[of_odd].mean() == pytest.approx(1.0, abs=0.06)
+    assert ratios[~of_odd].mean() == pytest.approx(1.0, abs=0.03)
+
+
+def test_a_point_ten_times_off_hardly_moves_its_layout():
+    cases = [case for case in of_engine("tensorrt_llm", 2) if case.group.startswith("64x5120")]
+    made = made_with({}, cases)
+    gross = [replace(made[0], tpot_s=10 * made[0].tpot_s), *made[1:]]
+    fits = [fit_serving(points, STRENGTHS, {made[0].pair}) for points in (made, gross)]
+
+    usual, moved = (sweep_of(made).predict(fit.values(made))[0] for fit in fits)
+    assert moved == pytest.approx(usual, rel=0.05)
+
+
+def test_pairs_that_nobody_asks_for_are_not_fitted():
+    fit = fit_serving(SOME, STRENGTHS, {SOME[0].pair, ("vllm", "another")})
+
+    assert set(fit.pairs) == {SOME[0].pair}
+    assert {layout for _, layout in fit.layouts} == {
+        case.layout for case in SOME if case.pair == SOME[0].pair
+    }
+
+
+def test_a_family_of_chips_shifts_what_it_decodes_alone():
+    made = [
+        replace(case, tpot_s=case.tpot_s * (1.3 if family_of(case.group) == "blackwell" else 1.0))
+        for case in made_with({}, of_engine("sglang", 4))
+    ]
+    fit = fit_serving(made, STRENGTHS, ())
+    shifted = fit.engine_values("sglang", "blackwell") - fit.engine_values("sglang", "hopper")
+
+    assert shifted[DECODE].sum() > 0.05
+    assert shifted[DECODE.stop :] == pytest.approx(0.0)
 
 
 def test_the_points_of_a_pair_together_count_as_some():
@@ -151,7 +212,15 @@ def test_the_strengths_of_a_pair_were_chosen_without_it():
     kept = data_json("serving_priors.json")["chosen"]
 
     assert {case.group for case in serving_cases()} <= set(kept)
-    assert strengths_without("nobody's") == kept["none"]
+    assert strengths_without("nobody's").items() >= kept["none"].items()
+
+
+def test_how_freely_layouts_differ_was_chosen_without_each_fold():
+    kept = data_json("serving_priors.json")["layouts"]
+
+    assert {fold_of(case) for case in serving_cases()} | {"none"} == set(kept)
+    assert all(one["layout"] in LAYOUT_GRID["layout"] for one in kept.values())
+    assert strengths_without("3")["layout"] == kept["3"]["layout"]
 
 
 def test_every_chosen_strength_was_one_of_those_tried():
@@ -164,3 +233,9 @@ def test_every_chosen_strength_was_one_of_those_tried():
 def test_what_is_predicted_exactly_is_not_missed():
     """With nothing to explain, every pair is met from the others."""
     assert missed(made_with({}, serving_cases()[::30]), START).max() < 0.02
+
+
+def test_sweeps_that_are_predicted_exactly_are_not_missed():
+    made = made_with({}, serving_cases()[::30])
+
+    assert missed(made, {**START, "layout": 1.0}, LAYOUTS).max() < 0.02
