@@ -201,6 +201,7 @@ class AttemptFolder:
         """
         with contextlib.suppress(record.LockedError), record.locked(self.lock):
             procfs.sweep(self.attempt_id)
+            record.remove_secrets(self.path)
             spool = SpoolWriter(self.spool)
             last = self._last_event()
             told = last["body"] if last and last["kind"] == "exited" else None

@@ -14,6 +14,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    StringConstraints,
     model_validator,
 )
 
@@ -26,6 +27,15 @@ class JobDocument(BaseModel):
     """The common ground of all job specs: frozen, and strict about unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+SecretName = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]{1,39}$")]
+
+
+class RunDocument(JobDocument):
+    """What every kind of job may ask for; ``secrets`` are names: values come with the claim."""
+
+    secrets: tuple[SecretName, ...] = Field(default=(), max_length=16)
 
 
 class DemoModel(JobDocument):
@@ -83,7 +93,7 @@ class DataParallel(JobDocument):
     rank_timeout_seconds: float = Field(default=300.0, ge=5.0, le=7200.0)
 
 
-class TrainSpec(JobDocument):
+class TrainSpec(RunDocument):
     """Train or continue to train a model with AdamW on the shipped text.
 
     One step takes ``gradient_accumulation_steps`` micro-batches, which the ranks share: however
@@ -111,7 +121,7 @@ class TrainSpec(JobDocument):
         return self
 
 
-class QuantizeSpec(JobDocument):
+class QuantizeSpec(RunDocument):
     """Quantise a model's linear weights and report size, perplexity and speed before and after."""
 
     kind: Literal["quantize"] = "quantize"
@@ -124,7 +134,7 @@ class QuantizeSpec(JobDocument):
     seed: int = 17
 
 
-class BenchmarkSpec(JobDocument):
+class BenchmarkSpec(RunDocument):
     """Measure prefill and decode speed, peak memory and perplexity of a model as planned."""
 
     kind: Literal["benchmark"] = "benchmark"
@@ -138,7 +148,7 @@ class BenchmarkSpec(JobDocument):
     seed: int = 17
 
 
-class DrillSpec(JobDocument):
+class DrillSpec(RunDocument):
     """Rehearse a job without a model: short steps, some figures, and an ending of one's choice.
 
     A server runs drills only where its operator allowed them.

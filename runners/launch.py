@@ -136,6 +136,20 @@ def confine_model(model: ModelRef, roots: Sequence[Path], attempts_dir: Path) ->
     return model
 
 
+def refuse_missing(names: Sequence[str], values: Mapping[str, str]) -> None:
+    """Refuse a job that names a secret which its team no longer has.
+
+    Raises:
+        LaunchRefusedError: with the names.
+    """
+    if missing := [name for name in names if name not in values]:
+        raise LaunchRefusedError(
+            Reason.PREFLIGHT_FAILED,
+            f"the team has no secret {', '.join(missing)}; store it under Secrets, or launch "
+            "the job without it",
+        )
+
+
 def _resolve_below(text: str, roots: Sequence[Path]) -> Path:
     if "\0" in text or not roots:
         raise LaunchRefusedError(Reason.PREFLIGHT_FAILED, f"model path {text!r} is not usable")

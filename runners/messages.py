@@ -13,9 +13,11 @@ from pydantic import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
+    SecretStr,
+    field_serializer,
 )
 
-from runners.jobspec import JobSpec
+from runners.jobspec import JobSpec, SecretName
 from runners.places import Gang, Port
 from runners.preflight_messages import Needs, PreflightCheck
 from runners.reasons import Reason
@@ -243,6 +245,12 @@ class ClaimReply(Message):
 
     request: RunRequest
     may_start: bool = True  # of a gang: every host has claimed and the port is free
+    secrets: dict[SecretName, SecretStr] = Field(default_factory=dict)
+
+    @field_serializer("secrets", when_used="json")
+    def _open(self, secrets: dict[str, SecretStr]) -> dict[str, str]:
+        """Write the values where the claim is answered, and nowhere else."""
+        return {name: value.get_secret_value() for name, value in secrets.items()}
 
 
 class Doorbell(Message):

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from runners import launch, preflight, supervisor
+from runners import launch, preflight, secret_files, supervisor
 from runners.attempts import ID, LOST, AttemptFolder, Claim, Verdict, attempt_folders
 from runners.client import RefusedError, ServerClient, ServerError
 from runners.config import HostConfig, HostDir
@@ -156,7 +156,7 @@ class Reconciler:
             if reply is None:
                 return
             if reply.may_start:
-                self._start(folder, reply.request)
+                self._start(folder, reply)
                 return
             ports = _own_ports(reply.request)
             if needs is None or not ports or needs.ports == ports:
@@ -182,8 +182,11 @@ class Reconciler:
             log.info("the claim of %s waits: %s", folder.attempt_id, error)
         return None
 
-    def _start(self, folder: AttemptFolder, request: RunRequest) -> None:
+    def _start(self, folder: AttemptFolder, reply: ClaimReply) -> None:
+        request = reply.request
+        values = {name: value.get_secret_value() for name, value in reply.secrets.items()}
         try:
+            launch.refuse_missing(request.spec.secrets, values)
             self._check_disk()
             spec = launch.confine(request.spec, self._model_roots(), self.host_dir.attempts)
             argv, env = launch.gang_command(request, spec, self._render(spec, folder.path))
@@ -192,6 +195,7 @@ class Reconciler:
             folder.settle(refusal.reason, str(refusal))
             return
         folder.output.mkdir(exist_ok=True)
+        places = secret_files.write(folder.path, values)
         document = {
             "attempt_id": folder.attempt_id,
             "argv": argv,
@@ -201,6 +205,7 @@ class Reconciler:
                 self.config.model_roots,
                 request.devices,
             )
+            | places
             | env,
             "max_duration_seconds": request.max_duration_seconds,
             "memory_limit_bytes": self.config.job_memory_bytes,

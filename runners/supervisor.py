@@ -21,7 +21,7 @@ if __name__ == "__main__":  # with -S no installed package is found, not even th
 
 from runners.reasons import Reason
 from runners.spool import SpoolWriter
-from runners.supervision import child, conditions, procfs, record
+from runners.supervision import child, conditions, masking, procfs, record
 from runners.supervision.classify import Ending, classify
 from runners.supervision.intake import MAX_LINE_BYTES, EventRefusedError, parse_line
 from runners.supervision.output import CappedLog, LastLines, LogEvents
@@ -62,6 +62,8 @@ class Supervisor:
         self._kill_at: float | None = None
         self._is_terminated = False
         self._logs = {name: CappedLog(folder, name) for name in ("stdout", "stderr")}
+        secrets = masking.values_in(folder / record.SECRETS)
+        self._maskers = {name: masking.Masker(secrets) for name in (*self._logs, "events")}
         self._log_events = {name: LogEvents() for name in self._logs}
         self._event_line = b""
         self._refusals = 0
@@ -182,10 +184,13 @@ class Supervisor:
             elif key.data == "events":
                 self._take_events(data)
             elif key.data in self._logs:
-                self._logs[key.data].write(data)
-                self.last_lines.feed(data)
-                self._send_logs(key.data, self._log_events[key.data].feed(data))
+                self._take_output(key.data, self._maskers[key.data].feed(data))
         return any(key.data != "wake" for key, _ in ready)
+
+    def _take_output(self, stream: str, data: bytes) -> None:
+        self._logs[stream].write(data)
+        self.last_lines.feed(data)
+        self._send_logs(stream, self._log_events[stream].feed(data))
 
     def _take_events(self, data: bytes) -> None:
         *lines, self._event_line = (self._event_line + data).split(b"\n")
@@ -193,7 +198,7 @@ class Supervisor:
             lines, self._event_line = [*lines, self._event_line], b""
         for line in filter(None, lines):
             try:
-                self.spool.append(*parse_line(line))
+                self.spool.append(*parse_line(self._maskers["events"].mask(line)))
             except EventRefusedError as refusal:
                 self._refusals += 1
                 if self._refusals <= MAX_REFUSALS_TOLD:
@@ -253,6 +258,7 @@ class Supervisor:
         while time.monotonic() < deadline and self._read(0.0):
             pass
         for name, events in self._log_events.items():
+            self._take_output(name, self._maskers[name].flush())
             self._send_logs(name, events.flush())
 
     def _ending(self, status: int) -> Ending:
@@ -266,7 +272,8 @@ class Supervisor:
         )
 
     def _write_end(self, ending: Ending) -> None:
-        """Write the exit record, then the event that tells it."""
+        """Write the exit record, then the event that tells it; the secrets go first."""
+        record.remove_secrets(self.folder)
         for log in self._logs.values():
             log.close()
         left_out = sum(events.left_out_bytes for events in self._log_events.values())

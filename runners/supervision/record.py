@@ -8,6 +8,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,6 +23,7 @@ STOP = "stop.json"
 LAUNCH = "launch.json"
 SUPERVISOR = "supervisor.json"
 SPOOL = "spool"
+SECRETS = "secrets"
 
 Record = dict[str, Any]
 
@@ -98,6 +100,11 @@ def read_json(path: Path) -> Record | None:
     except (OSError, ValueError):
         return None
     return document if isinstance(document, dict) else None
+
+
+def remove_secrets(folder: Path) -> None:
+    """Delete the files of an attempt's secrets, whether or not there are any."""
+    shutil.rmtree(folder / SECRETS, ignore_errors=True)
 
 
 def reserve_exit_slot(folder: Path) -> None:

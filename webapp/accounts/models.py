@@ -85,3 +85,24 @@ class TeamOwned(UlidModel):
 
     class Meta:
         abstract = True
+
+
+class Secret(TeamOwned):
+    """A value that jobs of the team may be given: sealed, named, never shown again."""
+
+    name = models.CharField(max_length=40)
+    sealed = models.TextField()  # webapp.core.vault: team, name and value
+    changed_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    changed_at = models.DateTimeField()
+    last_given_at = models.DateTimeField(null=True, blank=True)
+
+    objects = TeamQuerySet["Secret"].as_manager()
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [models.UniqueConstraint(fields=["team", "name"], name="one_secret_name")]
+
+    def __str__(self) -> str:
+        return self.name

@@ -3,11 +3,18 @@
 from django.contrib.auth.views import LoginView, LogoutView
 from django.urls import path
 
-from webapp.accounts import views
+from webapp.accounts import secret_views, views
 
 urlpatterns = [
     path("login/", LoginView.as_view(redirect_authenticated_user=True), name="login"),
     path("logout/", LogoutView.as_view(), name="logout"),
     path("team/", views.team_choose, name="team-choose"),
+    path("settings/secrets/", secret_views.secret_list, name="secrets"),
+    path("settings/secrets/save/", secret_views.secret_save, name="secret-save"),
+    path(
+        "settings/secrets/<slug:secret_id>/delete/",
+        secret_views.secret_remove,
+        name="secret-remove",
+    ),
     path("theme/", views.theme_choose, name="theme"),
 ]

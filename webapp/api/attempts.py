@@ -19,7 +19,7 @@ from webapp.api.problems import REFUSALS
 from webapp.core.disk import MIN_FREE_BYTES, check_room
 from webapp.core.problems import InvalidProblem
 from webapp.jobs import uploads
-from webapp.jobs.claims import attempt_claim
+from webapp.jobs.claims import attempt_claim, attempt_secrets
 from webapp.jobs.ingest import events_accept
 
 router = Router(tags=["attempts"], auth=HostAuth())
@@ -29,7 +29,8 @@ router = Router(tags=["attempts"], auth=HostAuth())
 def claim(request: HttpRequest, attempt_id: str, body: ClaimRequest) -> ClaimReply:
     """Ask for the spec of an attempt: exactly one claim gets it."""
     host = calling_host(request)
-    return ClaimReply(request=attempt_claim(attempt_id=attempt_id, host=host, request=body))
+    run = attempt_claim(attempt_id=attempt_id, host=host, request=body)
+    return ClaimReply(request=run, secrets=attempt_secrets(run))
 
 
 @router.post("/{attempt_id}/events", response={200: EventAck, **REFUSALS})

@@ -1,14 +1,20 @@
 """A host takes an attempt: exactly one claim ever gets the spec."""
 
+import structlog
 from django.db import transaction
+from pydantic import SecretStr
 
 from runners.messages import ClaimRequest, RunRequest
+from webapp.accounts.secrets import secrets_open
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem
+from webapp.core.vault import VaultError
 from webapp.hosts.models import Host
 from webapp.jobs.host_preflight import details, give_back
-from webapp.jobs.models import Attempt, Command, Job, JobState
+from webapp.jobs.models import Attempt, Command, Event, Job, JobState
 from webapp.jobs.transitions import transition
+
+log = structlog.get_logger(__name__)
 
 
 def attempt_claim(*, attempt_id: str, host: Host, request: ClaimRequest) -> RunRequest:
@@ -80,3 +86,28 @@ def _run_request(job: Job, attempt: Attempt) -> RunRequest:
             "max_duration_seconds": job.max_duration_seconds,
         }
     )
+
+
+def attempt_secrets(run: RunRequest) -> dict[str, SecretStr]:
+    """Return the values that a claimed attempt was promised, and note that they were given.
+
+    What does not open is left out: the host then refuses the attempt by the secret's name.
+    """
+    if not run.spec.secrets:
+        return {}
+    job = Job.objects.get(pk=run.job_id)
+    try:
+        opened = secrets_open(team_id=job.team_id, names=run.spec.secrets)
+    except VaultError as error:
+        log.warning("secrets do not open", job=job.pk, why=str(error))
+        return {}
+    Event.objects.create(
+        at=now(),
+        team_id=job.team_id,
+        kind="job.secrets",
+        subject=job.pk,
+        attempt_id=run.attempt_id,
+        actor="system:claims",
+        detail={"names": sorted(opened)},
+    )
+    return {name: SecretStr(value) for name, value in opened.items()}

@@ -11,6 +11,7 @@ from django.db import IntegrityError, transaction
 from runners.jobspec import DrillSpec, JobSpec
 from runners.reasons import Reason
 from webapp.accounts.models import Team
+from webapp.accounts.secrets import secret_names
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem, InvalidProblem
 from webapp.hosts.contact import Contact, contact_of
@@ -55,6 +56,7 @@ def job_create(  # noqa: PLR0913 (keyword-only: each is a column that the caller
     if known := _known(team, idempotency_key):
         return known
     _check_kind(spec)
+    _check_secrets(team, spec)
     if host is not None:
         _check_host(team, host)
     place = host.pool if host is not None else pool
@@ -123,6 +125,14 @@ def _check_kind(spec: JobSpec) -> None:
         raise InvalidProblem(
             "drills_off",
             "This server runs no drills. Its operator allows them with SLIPWAY_DRILLS=1.",
+        )
+
+
+def _check_secrets(team: Team, spec: JobSpec) -> None:
+    if unknown := sorted(set(spec.secrets) - set(secret_names(team))):
+        raise InvalidProblem(
+            "unknown_secret",
+            f"{team.name} has no secret {', '.join(unknown)}. Store it under Secrets first.",
         )
 
 

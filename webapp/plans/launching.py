@@ -4,6 +4,7 @@ What this release cannot run is refused here with the way out, before anything i
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from django.contrib.auth.models import User
@@ -70,9 +71,14 @@ class Launch(NamedTuple):
 
 
 def plan_launch(
-    *, plan: Plan, by: User, name: str = "", idempotency_key: str | None = None
+    *,
+    plan: Plan,
+    by: User,
+    name: str = "",
+    idempotency_key: str | None = None,
+    secrets: Sequence[str] = (),
 ) -> Job:
-    """Queue the job that the plan describes and return it.
+    """Queue the job that the plan describes and return it; ``secrets`` are names.
 
     Raises:
         DraftProblem: there is nothing to launch, or this release cannot run it.
@@ -86,7 +92,7 @@ def plan_launch(
         team=plan.team,
         owner=by,
         host=launch.host,
-        spec=launch.spec,
+        spec=launch.spec.model_copy(update={"secrets": tuple(secrets)}),
         name=plan.name,
         model_name=launch.model_name,
         plan=plan,

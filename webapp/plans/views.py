@@ -36,6 +36,7 @@ from webapp.plans.words import workload_words
 
 PAGE_SIZE = 50
 KEY_LENGTH = 64
+MAX_SECRETS = 16
 SHOWN_REJECTIONS = 8
 TABS = {
     "summary": "Summary",
@@ -205,7 +206,13 @@ def plan_launch_view(request: HttpRequest, plan_id: str) -> HttpResponse:
         return redirect("plan-detail", plan.pk)
     try:
         key = request.POST.get("key", "")[:KEY_LENGTH] or None
-        job = plan_launch(plan=plan, by=signed_in(request), name=name, idempotency_key=key)
+        job = plan_launch(
+            plan=plan,
+            by=signed_in(request),
+            name=name,
+            idempotency_key=key,
+            secrets=request.POST.getlist("secret")[:MAX_SECRETS],
+        )
     except (DraftProblem, Problem) as problem:
         messages.error(request, str(problem))
         return redirect("plan-step", plan.pk, "review")

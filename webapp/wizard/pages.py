@@ -8,6 +8,7 @@ from planner.catalog.devices import get_device
 from planner.catalog.hf_config import model_from_config
 from planner.errors import PlannerError
 from planner.specs.model import ModelSpec
+from webapp.accounts.secrets import secret_names
 from webapp.core.ids import new_ulid
 from webapp.core.units import TIMES, bandwidth, memory, parameters, whole
 from webapp.hosts.contact import Contact, contact_of
@@ -98,6 +99,7 @@ def _extras(plan: Plan, slug: str, options: Options, pins: PinsForm | None) -> P
         said = summaries(draft, options)
         return {
             "title": plan.name or plan_title(draft, said["model"], said["hardware"]),
+            "team_secrets": secret_names(plan.team),
             "review": [(step, said[step.slug]) for step in STEPS[:-1]],
             "note": launch_note(plan),
             "launch_key": new_ulid(),

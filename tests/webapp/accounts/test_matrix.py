@@ -15,6 +15,7 @@ from planner.techniques.registry import TECHNIQUES
 from tests.webapp.conftest import client_of
 from webapp.accounts.models import Membership
 from webapp.accounts.roles import SESSION_KEY
+from webapp.accounts.secrets import secret_store
 from webapp.hosts.services import token_create
 from webapp.jobs.models import Artefact
 from webapp.jobs.uploads import folder_of
@@ -49,6 +50,9 @@ RULES = {
     "logout/": Rule("post", OPEN),
     "theme/": Rule("post", OPEN),
     "team/": Rule("post", MEMBER, is_object=True),
+    "settings/secrets/": Rule("get", PRACTITIONER),
+    "settings/secrets/save/": Rule("post", OPERATOR),
+    "settings/secrets/<slug:secret_id>/delete/": OPERATE,
     "": PAGE,
     "search/": PAGE,
     "plans/": PAGE,
@@ -160,6 +164,7 @@ def things(job, team, alice, settings, tmp_path) -> dict[str, str]:
     folder_of(artefact).mkdir(parents=True)
     (folder_of(artefact) / "a").write_bytes(b"{}")
     model = TeamModel.objects.create(team=team, name="Own", source="config", config=demo_config())
+    secret = secret_store(team=team, name="HF_TOKEN", value="hf_abcdefgh", by=alice)
     token, _ = token_create(team=team, by=None, name="Next")
     return {
         "team": team.pk,
@@ -175,6 +180,7 @@ def things(job, team, alice, settings, tmp_path) -> dict[str, str]:
         "<slug:token_id>": token.pk,
         "<slug:pool_id>": job.pool_id,
         "<slug:device_id>": job.host.devices.get().pk,
+        "<slug:secret_id>": secret.pk,
         "<path:model_id>": model.pk,
         "<str:name>": "model",
         "<name>": "model",

@@ -1,0 +1,260 @@
+"""A team's secrets: sealed at rest with keys from elsewhere, opened for a claim alone."""
+
+import stat
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from cryptography.fernet import Fernet
+from django.core.management import CommandError, call_command
+from django.db import connections
+
+from runners.jobspec import TrainSpec
+from tests.webapp.conftest import claim, client_of, make_job
+from webapp.accounts.models import Secret
+from webapp.accounts.secrets import secret_delete, secret_store, secrets_open, secrets_reseal
+from webapp.core import vault
+from webapp.core.problems import InvalidProblem
+from webapp.core.vault import VaultError
+from webapp.jobs.claims import attempt_secrets
+from webapp.jobs.models import Event, Job
+from webapp.jobs.services import job_submit
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+
+CANARY = "hf_canary_Zq7Lw3Ne"
+
+
+@pytest.fixture(autouse=True)
+def _own_keys(settings, tmp_path, monkeypatch):
+    """Keep the keys in a folder of the test's own."""
+    monkeypatch.delenv(vault.VARIABLE, raising=False)
+    settings.DATA_DIR = tmp_path
+
+
+@pytest.fixture
+def secret(team, olga) -> Secret:
+    return secret_store(team=team, name="HF_TOKEN", value=CANARY, by=olga)
+
+
+def test_what_is_stored_opens_to_the_value(secret, team):
+    assert secrets_open(team_id=team.pk, names=["HF_TOKEN"]) == {"HF_TOKEN": CANARY}
+
+
+def test_the_row_holds_no_part_of_the_value(secret):
+    assert CANARY not in secret.sealed
+    assert all(CANARY[at : at + 6] not in secret.sealed for at in range(len(CANARY) - 6))
+
+
+def test_the_keys_lie_outside_the_database_for_their_owner_alone(secret, tmp_path):
+    file = tmp_path / vault.FILE_NAME
+
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert Fernet(file.read_text().strip())
+
+
+def test_without_its_key_a_secret_does_not_open(secret, team, tmp_path):
+    (tmp_path / vault.FILE_NAME).write_text(Fernet.generate_key().decode())
+
+    with pytest.raises(VaultError, match="Put the key back"):
+        secrets_open(team_id=team.pk, names=["HF_TOKEN"])
+
+
+def test_a_row_copied_to_another_team_does_not_open(secret, other_team, olga):
+    Secret.objects.create(
+        team=other_team, name="HF_TOKEN", sealed=secret.sealed, changed_at=secret.changed_at
+    )
+
+    with pytest.raises(VaultError, match="sealed as something else"):
+        secrets_open(team_id=other_team.pk, names=["HF_TOKEN"])
+
+
+def test_another_teams_secret_is_not_found(secret, other_team):
+    assert secrets_open(team_id=other_team.pk, names=["HF_TOKEN"]) == {}
+
+
+@pytest.mark.parametrize("name", ["hf_token", "1A", "A-B", "A B", "A" * 41, "../A", "LD\nX", ""])
+def test_a_name_that_is_none_is_refused(team, olga, name):
+    with pytest.raises(InvalidProblem, match="is no name of a secret"):
+        secret_store(team=team, name=name, value=CANARY, by=olga)
+
+
+@pytest.mark.parametrize("value", ["qwrt", "x" * 16_385, "hf_\0canary"])
+def test_a_value_that_no_file_or_mask_takes_is_refused_without_being_said(team, olga, value):
+    with pytest.raises(InvalidProblem) as refusal:
+        secret_store(team=team, name="HF_TOKEN", value=value, by=olga)
+
+    assert value not in refusal.value.detail
+
+
+def test_storing_again_replaces_the_value(secret, team, olga):
+    secret_store(team=team, name="HF_TOKEN", value="another-value", by=olga)
+
+    assert secrets_open(team_id=team.pk, names=["HF_TOKEN"]) == {"HF_TOKEN": "another-value"}
+
+
+# Rotation
+
+
+def test_rotating_seals_anew_and_drops_the_old_key(secret, team, tmp_path):
+    before, old = secret.sealed, (tmp_path / vault.FILE_NAME).read_text()
+
+    call_command("rotate_secrets", stdout=StringIO())
+
+    secret.refresh_from_db()
+    assert secret.sealed != before
+    assert (tmp_path / vault.FILE_NAME).read_text().split() != old.split()
+    assert len((tmp_path / vault.FILE_NAME).read_text().split()) == 1
+    assert secrets_open(team_id=team.pk, names=["HF_TOKEN"]) == {"HF_TOKEN": CANARY}
+
+
+def test_a_rotation_that_fails_keeps_every_key(secret, tmp_path):
+    Secret.objects.update(sealed="damaged")
+    old = (tmp_path / vault.FILE_NAME).read_text().split()
+
+    with pytest.raises(CommandError):
+        call_command("rotate_secrets", stdout=StringIO())
+
+    assert set(old) < set((tmp_path / vault.FILE_NAME).read_text().split())
+
+
+def test_keys_from_the_environment_are_rotated_by_their_order(secret, team, monkeypatch):
+    old, new = vault.keys()[0], Fernet.generate_key().decode()
+    monkeypatch.setenv(vault.VARIABLE, f"{new},{old}")
+
+    assert secrets_reseal() == 1
+
+    monkeypatch.setenv(vault.VARIABLE, new)
+    assert secrets_open(team_id=team.pk, names=["HF_TOKEN"]) == {"HF_TOKEN": CANARY}
+
+
+def test_a_key_that_is_none_is_said_to_be(monkeypatch):
+    monkeypatch.setenv(vault.VARIABLE, "no-key")
+
+    with pytest.raises(VaultError, match="Make one with"):
+        vault.seal("text")
+
+
+# Jobs
+
+
+@pytest.fixture
+def promised(team, alice, host, secret) -> Job:
+    """A submitted job that names the secret."""
+    spec = TrainSpec(secrets=("HF_TOKEN",))
+    return job_submit(job=make_job(team, alice, host, spec=spec), by="alice")
+
+
+def test_a_claim_brings_the_value_and_leaves_a_note(promised):
+    given = attempt_secrets(claim(promised.current_attempt))
+
+    assert given["HF_TOKEN"].get_secret_value() == CANARY
+    event = Event.objects.get(kind="job.secrets")
+    assert (event.subject, event.detail) == (promised.pk, {"names": ["HF_TOKEN"]})
+    assert Secret.objects.get().last_given_at is not None
+
+
+def test_a_job_that_names_none_is_given_none(job, secret):
+    assert attempt_secrets(claim(job.current_attempt)) == {}
+
+
+def test_a_secret_that_is_gone_at_the_claim_is_left_out(promised, secret):
+    secret_delete(secret=secret)
+
+    assert attempt_secrets(claim(promised.current_attempt)) == {}
+
+
+def test_a_job_that_names_what_the_team_has_not_is_refused(team, alice, host):
+    with pytest.raises(InvalidProblem, match="has no secret HF_TOKEN"):
+        make_job(team, alice, host, spec=TrainSpec(secrets=("HF_TOKEN",)))
+
+
+def test_another_teams_job_cannot_name_it(secret, other_team, charlie, host):
+    with pytest.raises(InvalidProblem, match="has no secret HF_TOKEN"):
+        make_job(other_team, charlie, host, spec=TrainSpec(secrets=("HF_TOKEN",)))
+
+
+# The canary: nowhere but in the claim's answer
+
+TABS = ("", "metrics/", "logs/", "events/", "config/", "artefacts/", "post-mortem/")
+
+
+def test_no_page_shows_it(promised, olga):
+    claim(promised.current_attempt)
+    client = client_of(olga)
+    pages = [f"/jobs/{promised.pk}/{tab}" for tab in TABS] + ["/settings/secrets/", "/jobs/", "/"]
+
+    texts = [client.get(address).content.decode() for address in pages]
+
+    assert not [text for text in texts if CANARY in text]
+    assert "HF_TOKEN" in texts[4]  # the reference stands in the config
+
+
+def test_no_dump_of_the_database_holds_it(promised):
+    attempt_secrets(claim(promised.current_attempt))
+    dump = StringIO()
+
+    call_command("dumpdata", "--exclude", "contenttypes", stdout=dump)
+
+    assert "HF_TOKEN" in dump.getvalue()
+    assert CANARY not in dump.getvalue()
+
+
+def test_no_file_of_the_database_holds_it(promised, django_db_blocker):
+    attempt_secrets(claim(promised.current_attempt))
+    names = [connections[alias].settings_dict["NAME"] for alias in connections]
+    files = [path for name in names for path in Path(name).parent.glob(f"{Path(name).name}*")]
+
+    assert not [path for path in files if CANARY.encode() in path.read_bytes()]
+
+
+def test_no_log_holds_it(promised, team, olga, capfd, caplog):
+    client = client_of(olga)
+    client.post("/settings/secrets/save/", {"name": "OTHER", "value": CANARY})
+    client.post("/settings/secrets/save/", {"name": "no name", "value": CANARY})
+    attempt_secrets(claim(promised.current_attempt))
+
+    out, err = capfd.readouterr()
+    assert CANARY not in out + err + caplog.text
+
+
+# The page
+
+
+def test_an_operator_stores_one_and_never_sees_it_again(team, olga):
+    client = client_of(olga)
+
+    answer = client.post(
+        "/settings/secrets/save/", {"name": "HF_TOKEN", "value": CANARY}, follow=True
+    )
+
+    text = answer.content.decode()
+    assert "HF_TOKEN is stored" in text
+    assert CANARY not in text
+    assert secrets_open(team_id=team.pk, names=["HF_TOKEN"]) == {"HF_TOKEN": CANARY}
+
+
+def test_a_mistake_is_said_without_the_value(olga):
+    answer = client_of(olga).post(
+        "/settings/secrets/save/", {"name": "hf token", "value": CANARY}, follow=True
+    )
+
+    text = answer.content.decode()
+    assert "is no name of a secret" in text
+    assert CANARY not in text
+
+
+def test_a_practitioner_sees_names_and_changes_nothing(secret, alice):
+    client = client_of(alice)
+
+    assert b"HF_TOKEN" in client.get("/settings/secrets/").content
+    assert (
+        client.post("/settings/secrets/save/", {"name": "A_B", "value": CANARY}).status_code == 403
+    )
+    assert client.post(f"/settings/secrets/{secret.pk}/delete/").status_code == 403
+
+
+def test_an_operator_forgets_one(secret, olga):
+    client_of(olga).post(f"/settings/secrets/{secret.pk}/delete/")
+
+    assert not Secret.objects.exists()

@@ -1,0 +1,31 @@
+"""Seal every secret anew with a new key and forget the old ones."""
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from webapp.accounts.secrets import secrets_reseal
+from webapp.core import vault
+from webapp.core.vault import VaultError
+
+
+class Command(BaseCommand):
+    """``manage.py rotate_secrets``."""
+
+    help = "Seal the teams' secrets with a new key; the old keys go once that is done."
+
+    def handle(self, *_args: Any, **_options: Any) -> None:
+        """Add a key where the keys are a file's, seal anew, drop the old ones."""
+        try:
+            if vault.has_own_file():
+                vault.add_key()
+            count = secrets_reseal()
+        except VaultError as error:
+            raise CommandError(str(error)) from error
+        if vault.has_own_file():
+            vault.drop_old_keys()
+            self.stdout.write(f"{count} sealed with a new key; the old ones are gone.")
+        else:
+            self.stdout.write(
+                f"{count} sealed with the first key of {vault.VARIABLE}; the others may go now."
+            )
