@@ -10,7 +10,7 @@ from functools import cached_property, reduce
 from typing import TypeVar, cast
 
 from planner.catalog.engines import get_engine
-from planner.cost.columns import Flag, both, is_column, largest, maximum
+from planner.cost.columns import Flag, both, is_column, largest, maximum, minimum
 from planner.cost.equation import Ledger, Unrecorded
 from planner.cost.memory import MemoryUse
 from planner.cost.replicas import mean_over_requests, rate_of_both, request_share
@@ -19,7 +19,8 @@ from planner.specs.estimate import Performance
 from planner.specs.workload import GenerateWorkload, ServeWorkload
 from planner.workload.capacity import max_concurrency
 from planner.workload.dealing import Dealt, deal, plain_layout
-from planner.workload.generate import generate
+from planner.workload.generate import batch_load, generate
+from planner.workload.inference_memory import inference_memory
 from planner.workload.outcome import Outcome, performance_of
 from planner.workload.resolve import on_device
 from planner.workload.serve import saturation_rate, serve
@@ -85,10 +86,37 @@ def _ending_together(parts: Sequence[Part], workload: GenerateWorkload) -> list[
         maximum((ends - base) / slope, float(part.dealt.replicas))
         for part, (base, slope) in zip(parts, lines, strict=True)
     ]
+    held = _within_memory(loads, [_most_sequences(part, workload) for part in parts], workload)
     return [
         replace(part, rate=load / part.dealt.replicas / ends)
-        for part, load in zip(parts, loads, strict=True)
+        for part, load in zip(parts, held, strict=True)
     ]
+
+
+def _within_memory(
+    loads: Sequence[float], most: Sequence[float], workload: GenerateWorkload
+) -> list[float]:
+    """Return the loads with what one kind has no room for on those that have some left."""
+    kept = [minimum(load, room) for load, room in zip(loads, most, strict=True)]
+    free = [room - load for load, room in zip(kept, most, strict=True)]
+    left = maximum(0.0, workload.batch_size - sum(kept))
+    ratio = left / maximum(sum(free), FLAT)
+    return [load + ratio * room for load, room in zip(kept, free, strict=True)]
+
+
+def _most_sequences(part: Part, workload: GenerateWorkload) -> float:
+    """Return how many sequences all replicas of a kind have room for, one each at least.
+
+    Around its own share memory is a straight line in them.
+    """
+    own = workload.batch_size * part.share
+    here, more = (
+        inference_memory(part.setting, Unrecorded(), batch_load(part.setting, load)).filled_ratio
+        for load in (part.load(workload), replace(part, share=part.share * NEARBY).load(workload))
+    )
+    each = (more - here) / (own * (NEARBY - 1))
+    room = own + (1 - FLAT - here) / maximum(each, FLAT * here / own)
+    return maximum(room, float(part.dealt.replicas))
 
 
 def _line(part: Part, workload: GenerateWorkload) -> tuple[float, float]:

@@ -131,6 +131,22 @@ def test_a_batch_is_shared_so_that_both_kinds_end_together():
     assert whole.latency_seconds == pytest.approx(max(ends))
 
 
+def test_a_fast_kind_with_little_memory_leaves_the_rest_of_a_batch_to_the_other():
+    cluster = {"device": "rtx-5090", "other_nodes": [{"device": "rtx-a6000"}]}
+    batch = {"kind": "generate", "batch_size": 28, "input_tokens": 4096, "output_tokens": 512}
+    found = served(cluster, batch)
+    room = [
+        peak / capacity
+        for peak, capacity in zip(
+            found.memory.per_stage_peak_bytes, found.memory.per_stage_capacity_bytes, strict=True
+        )
+    ]
+
+    assert found.fits
+    assert room[0] == pytest.approx(0.9, abs=0.001)
+    assert not served({"device": "rtx-5090"}, batch).fits
+
+
 @pytest.mark.parametrize("load", LOADS)
 def test_two_kinds_serve_more_than_the_faster_alone_and_less_than_two_of_the_faster(load):
     fast, mixed, twice = (
