@@ -78,6 +78,8 @@ class Job(TeamOwned):
     )
     idempotency_key = models.CharField(max_length=64, null=True, blank=True, unique=True)
     max_duration_seconds = models.FloatField(null=True, blank=True)
+    max_retries = models.PositiveSmallIntegerField(default=0)  # after its host failed it
+    num_retries = models.PositiveSmallIntegerField(default=0)
     progress_done = models.FloatField(null=True, blank=True)
     progress_total = models.FloatField(null=True, blank=True)
     progress_unit = models.CharField(max_length=24, blank=True)

@@ -11,5 +11,6 @@ def waiting_sentence(job: Job) -> str | None:
     line = waiting_line(job)
     if line is None:
         return None
+    retry = f"Retry {job.num_retries} of {job.max_retries}. " if job.num_retries else ""
     turn = f" It is number {line.position} in the queue." if line.position > 1 else ""
-    return f"{line.sentence}{turn}"
+    return f"{retry}{line.sentence}{turn}"

@@ -19,6 +19,7 @@ from webapp.hosts.models import Host, HostState, Pool
 from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.holding import devices_release, pool_lock
 from webapp.jobs.models import FINAL_STATES, Attempt, Command, Job, JobState, Priority
+from webapp.jobs.retries import check_retries
 from webapp.jobs.transitions import transition
 from webapp.plans.models import Plan
 from webapp.queue.quotas import check_submit, duration_within, quota_of
@@ -43,6 +44,7 @@ def job_create(  # noqa: PLR0913 (keyword-only: each is a column that the caller
     prediction: Mapping[str, Any] | None = None,
     idempotency_key: str | None = None,
     max_duration_seconds: float | None = None,
+    max_retries: int = 0,
 ) -> Job:
     """Return a new draft, or the job that an earlier call with the same key made.
 
@@ -57,6 +59,7 @@ def job_create(  # noqa: PLR0913 (keyword-only: each is a column that the caller
         return known
     _check_kind(spec)
     _check_secrets(team, spec)
+    check_retries(max_retries)
     if host is not None:
         _check_host(team, host)
     place = host.pool if host is not None else pool
@@ -80,6 +83,7 @@ def job_create(  # noqa: PLR0913 (keyword-only: each is a column that the caller
         prediction=dict(prediction or {}),
         idempotency_key=idempotency_key,
         max_duration_seconds=max_duration_seconds,
+        max_retries=max_retries,
     )
     return _stored_once(job)
 
@@ -238,6 +242,7 @@ def job_clone(*, job: Job, owner: User) -> Job:
         estimate=job.estimate,
         prediction=job.prediction,
         max_duration_seconds=job.max_duration_seconds,
+        max_retries=job.max_retries,
     )
 
 

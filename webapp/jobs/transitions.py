@@ -14,6 +14,7 @@ from django.db.models import F
 
 from webapp.core.clock import now
 from webapp.jobs.models import FINAL_STATES, Attempt, Event, Job, JobState
+from webapp.jobs.retries import fresh_start, is_retried
 from webapp.live.publish import publish_job_state
 
 log = structlog.get_logger(__name__)
@@ -29,6 +30,7 @@ ALLOWED: Mapping[JobState, frozenset[JobState]] = {
     JobState.STARTING: frozenset(
         {
             JobState.RUNNING,
+            JobState.QUEUED,
             JobState.STOPPING,
             JobState.SUCCEEDED,
             JobState.FAILED,
@@ -38,6 +40,7 @@ ALLOWED: Mapping[JobState, frozenset[JobState]] = {
     ),
     JobState.RUNNING: frozenset(
         {
+            JobState.QUEUED,
             JobState.STOPPING,
             JobState.SUCCEEDED,
             JobState.FAILED,
@@ -71,12 +74,21 @@ def transition(  # noqa: PLR0913 (keyword-only: what an event records)
 
     ``attempt`` is given whenever the news comes from an attempt or concerns one: the job
     then moves only if that attempt, with that fence, is its current one. ``source`` narrows
-    the states that it may come from to one.
+    the states that it may come from to one. A job that its host failed and that has retries
+    left goes back to the queue instead of ending.
     """
     with transaction.atomic():
-        before = Job.objects.select_for_update().values_list("state", flat=True).get(pk=job.pk)
+        row = Job.objects.select_for_update()
+        before, retries, most = row.values_list("state", "num_retries", "max_retries").get(
+            pk=job.pk
+        )
+        is_retry = is_retried(to, reason, retries=retries, most=most)
+        if is_retry and JobState.QUEUED in ALLOWED[JobState(before)]:
+            to = JobState.QUEUED
+            detail = {**(detail or {}), "retry": retries + 1, "of": most}
         is_allowed = before in sources_of(to) and source in {None, before}
-        rows = _guarded_update(job, to, before, attempt, reason) if is_allowed else 0
+        extra = fresh_start() if to == JobState.QUEUED and is_retry else {}
+        rows = _guarded_update(job, to, before, attempt, reason, extra) if is_allowed else 0
         if not rows:
             _count_stale(job, to, attempt, before)
             return False
@@ -87,12 +99,17 @@ def transition(  # noqa: PLR0913 (keyword-only: what an event records)
 
 
 def _guarded_update(
-    job: Job, to: JobState, before: str, attempt: Attempt | None, reason: str
+    job: Job,
+    to: JobState,
+    before: str,
+    attempt: Attempt | None,
+    reason: str,
+    extra: Mapping[str, Any],
 ) -> int:
     rows = Job.objects.filter(pk=job.pk, state=before)
     if attempt is not None:
         rows = rows.filter(current_attempt=attempt.pk, current_attempt__fence=attempt.fence)
-    return rows.update(state=to, reason=reason, **_times(to, before))
+    return rows.update(state=to, reason=reason, **{**_times(to, before), **extra})
 
 
 def _times(to: JobState, before: str) -> dict[str, Any]:

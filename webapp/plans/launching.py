@@ -4,7 +4,8 @@ What this release cannot run is refused here with the way out, before anything i
 """
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from django.contrib.auth.models import User
@@ -24,9 +25,9 @@ from runners.jobspec import (
     RandomModel,
     TrainSpec,
 )
-from webapp.core.problems import Problem
+from webapp.core.problems import InvalidProblem, Problem
 from webapp.hosts.models import Host
-from webapp.jobs.models import Job
+from webapp.jobs.models import Job, Priority
 from webapp.jobs.services import job_create, job_submit
 from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
@@ -54,6 +55,7 @@ TRAIN_METRICS = {
     "step_seconds": "step_seconds",
     "peak_memory_bytes": "peak_memory_bytes",
 }
+LEAST_SECONDS, MOST_SECONDS = 36.0, 8784 * 3600.0
 UNITS = {"_bytes": "bytes", "_per_second": "tokens_per_second", "_seconds": "seconds"}
 TRAINING_SHARE = 3  # a run may take this much longer than its budget for what surrounds it
 GRACE_SECONDS = 900.0
@@ -70,6 +72,38 @@ class Launch(NamedTuple):
     max_duration_seconds: float | None
 
 
+class Wish(NamedTuple):
+    """What a person adds to a launch."""
+
+    max_duration_seconds: float | None = None
+    max_retries: int = 0
+    priority: int = Priority.NORMAL
+
+
+NOTHING_MORE = Wish()
+
+
+def wish_of(posted: Mapping[str, str]) -> Wish:
+    """Return what the launch form says.
+
+    Raises:
+        InvalidProblem: a field holds what it cannot.
+    """
+    hours, retries = posted.get("hours", "").strip(), posted.get("retries", "0").strip() or "0"
+    try:
+        seconds = float(hours) * 3600 if hours else None
+    except ValueError:
+        seconds = math.nan
+    if seconds is not None and not LEAST_SECONDS <= seconds <= MOST_SECONDS:
+        raise InvalidProblem(
+            "hours", f"“Stop it after” is {hours[:20]}; it can be 0.01 to 8784 hours, or empty."
+        )
+    if not retries.isdecimal():
+        raise InvalidProblem("retries", f"“Try again” is {retries[:20]}; it can be 0 to 5.")
+    is_low = posted.get("priority") == str(Priority.LOW.value)
+    return Wish(seconds, int(retries), Priority.LOW if is_low else Priority.NORMAL)
+
+
 def plan_launch(
     *,
     plan: Plan,
@@ -77,6 +111,7 @@ def plan_launch(
     name: str = "",
     idempotency_key: str | None = None,
     secrets: Sequence[str] = (),
+    wish: Wish = NOTHING_MORE,
 ) -> Job:
     """Queue the job that the plan describes and return it; ``secrets`` are names.
 
@@ -99,7 +134,9 @@ def plan_launch(
         estimate=launch.best.model_dump(mode="json"),
         prediction=launch.prediction,
         idempotency_key=idempotency_key,
-        max_duration_seconds=launch.max_duration_seconds,
+        max_duration_seconds=wish.max_duration_seconds or launch.max_duration_seconds,
+        max_retries=wish.max_retries,
+        priority=wish.priority,
         devices_per_host=1,  # a program of one process, on one device
     )
     return job_submit(job=job, by=by.get_username())

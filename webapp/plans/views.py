@@ -28,7 +28,7 @@ from webapp.plans.errors import DraftProblem
 from webapp.plans.explanation import explain, main_lines
 from webapp.plans.exporting import exports_of, file_of
 from webapp.plans.history import jobs_of, measured_of
-from webapp.plans.launching import launch_of, plan_launch
+from webapp.plans.launching import launch_of, plan_launch, wish_of
 from webapp.plans.models import Plan, PlanState
 from webapp.plans.planning import current_answer, is_outdated, plan_compute, plan_keep
 from webapp.plans.verdict import problem_verdict, suggestion_chips, verdict_of
@@ -212,6 +212,7 @@ def plan_launch_view(request: HttpRequest, plan_id: str) -> HttpResponse:
             name=name,
             idempotency_key=key,
             secrets=request.POST.getlist("secret")[:MAX_SECRETS],
+            wish=wish_of(request.POST.dict()),
         )
     except (DraftProblem, Problem) as problem:
         messages.error(request, str(problem))
