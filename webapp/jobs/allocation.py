@@ -44,7 +44,9 @@ def allocate_pool(pool: Pool) -> list[Job]:
 
 
 def _may_take(rules: Rules, job: Job, gang: Gang) -> bool:
-    return rules.may_take(job, sum(len(devices) for _, devices in gang))
+    """Return whether the job still waits, now that nobody else can change it, and has quota."""
+    locked = Job.objects.select_for_update().filter(pk=job.pk, state=JobState.QUEUED).first()
+    return locked is not None and rules.may_take(job, sum(len(devices) for _, devices in gang))
 
 
 def _gang(grant: Grant, picture: Picture) -> Gang:
