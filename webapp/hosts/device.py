@@ -12,6 +12,7 @@ from planner.specs.cluster import ClusterSpec, DeviceSpec
 from runners.messages import DeviceMeasurement, GpuFacts, HostFacts, Microbench
 from webapp.core.problems import ConflictProblem
 from webapp.hosts.models import Host
+from webapp.hosts.virtual import planned_cluster
 
 # Names under which the driver reports a board whose form factor it leaves out.
 DRIVER_NAMES = {
@@ -29,6 +30,8 @@ def cluster_for_host(host: Host) -> ClusterSpec:
     Raises:
         ConflictProblem: the host has not reported or not been measured yet.
     """
+    if host.kind == "virtual":
+        return planned_cluster(host)
     facts = _facts(host)
     bench = _bench(host)
     return ClusterSpec(
@@ -45,6 +48,8 @@ def device_for_host(host: Host) -> DeviceSpec:
     Raises:
         ConflictProblem: nothing is known of its speed yet.
     """
+    if host.kind == "virtual":
+        return get_device(host.planned["device"])
     facts = _facts(host)
     gpus = _same_gpus(facts)
     return _gpu_device(host, gpus[0]) if gpus else _cpu_device(host, facts)

@@ -46,6 +46,7 @@ class Host(TeamOwned):
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="hosts")
     labels = models.JSONField(default=dict, blank=True)
     facts = models.JSONField(default=dict, blank=True)  # runners.messages.HostFacts
+    planned = models.JSONField(default=dict, blank=True)  # of a virtual host: device, how many
     microbench = models.JSONField(default=dict, blank=True)  # runners.messages.Microbench
     calibration = models.JSONField(default=dict, blank=True)  # planner HostCalibration
     last_beat = models.JSONField(default=dict, blank=True)  # runners.messages.Beat

@@ -143,13 +143,14 @@ def _host_of(token: EnrolmentToken, request: EnrollRequest) -> Host:
     return Host(
         team=token.team,
         name=name,
-        slug=_free_slug(name),
+        slug=free_slug(name),
         pool=pool_ensure(team=token.team, slug=token.pool),
         labels=token.labels,
     )
 
 
-def _free_slug(name: str) -> str:
+def free_slug(name: str) -> str:
+    """Return a slug of a name that no host has yet."""
     base = slugify(name)[:70] or "host"
     taken = set(Host.objects.filter(slug__startswith=base).values_list("slug", flat=True))
     candidates = (base, *(f"{base}-{number}" for number in range(2, len(taken) + 3)))

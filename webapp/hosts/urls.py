@@ -2,7 +2,7 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from webapp.hosts import adding, cordon_views, views
+from webapp.hosts import adding, cordon_views, views, virtual
 
 HOST = "hosts/<slug:slug>/"
 DEVICE = f"{HOST}devices/<slug:device_id>/"
@@ -12,6 +12,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("hosts/add/", adding.host_add, name="host-add"),
     path("hosts/add/<slug:token_id>/", adding.host_check, name="host-check"),
     path("hosts/add/<slug:token_id>/revoke/", adding.token_revoke_view, name="token-revoke"),
+    path("hosts/virtual/new/", virtual.virtual_host_new, name="host-virtual"),
     path(HOST, views.host_detail, name="host-detail"),
     path(f"{HOST}drain/", views.host_drain, name="host-drain"),
     path(f"{HOST}undrain/", views.host_undrain, name="host-undrain"),

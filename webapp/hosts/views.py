@@ -20,6 +20,7 @@ from webapp.hosts.contact import Contact, contact_of, silent_seconds
 from webapp.hosts.cordons import devices_of
 from webapp.hosts.models import Host, HostState
 from webapp.hosts.services import credential_revoke, host_set_state, rotation_ask
+from webapp.hosts.virtual import planned_words
 from webapp.jobs.models import FINAL_STATES, Event, Job, JobState, Measurement
 from webapp.live.page import live_context, page_or_regions
 
@@ -89,7 +90,7 @@ def _row(host: Host) -> Row:
     return Row(
         host,
         reach_of(host),
-        machine_words(host.facts),
+        planned_words(host) if host.kind == "virtual" else machine_words(host.facts),
         devices[0].get("memory_bandwidth_bytes_per_second"),
         getattr(host, "num_live", 0),
     )
@@ -112,7 +113,7 @@ def host_detail(request: HttpRequest, slug: str) -> HttpResponse:
     context = {
         "host": host,
         "reach": reach_of(host),
-        "machine": machine_words(host.facts),
+        "machine": planned_words(host) if host.kind == "virtual" else machine_words(host.facts),
         "jobs": jobs.select_related("owner", "host")[:NUM_JOBS],
         "num_live": jobs.exclude(state__in=[*FINAL_STATES, "draft"]).count(),
         "events": [

@@ -40,10 +40,10 @@ def allocate_pool(pool: Pool) -> list[Job]:
         rules = Rules(jobs)
         picture = picture_of(pool, jobs, rules)
         granted = [(picture.jobs[one.job], _gang(one, picture)) for one in picture.decide().grants]
-        return [job for job, gang in granted if _may_take(rules, job, gang) and _take(job, gang)]
+        return [job for job, gang in granted if may_take(rules, job, gang) and _take(job, gang)]
 
 
-def _may_take(rules: Rules, job: Job, gang: Gang) -> bool:
+def may_take(rules: Rules, job: Job, gang: Gang) -> bool:
     """Return whether the job still waits, now that nobody else can change it, and has quota."""
     locked = Job.objects.select_for_update().filter(pk=job.pk, state=JobState.QUEUED).first()
     return locked is not None and rules.may_take(job, sum(len(devices) for _, devices in gang))

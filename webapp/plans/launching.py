@@ -4,8 +4,7 @@ What this release cannot run is refused here with the way out, before anything i
 """
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from django.contrib.auth.models import User
@@ -25,9 +24,8 @@ from runners.jobspec import (
     RandomModel,
     TrainSpec,
 )
-from webapp.core.problems import InvalidProblem, Problem
 from webapp.hosts.models import Host
-from webapp.jobs.models import Job, Priority
+from webapp.jobs.models import Job
 from webapp.jobs.services import job_create, job_submit
 from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
@@ -36,8 +34,8 @@ from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer, estimate_generation, plan_keep
 from webapp.plans.questions import Question, question_of
 from webapp.plans.verdict import figure_values
+from webapp.plans.wishes import NOTHING_MORE, Wish, quota_note
 from webapp.plans.words import model_words, plan_title
-from webapp.queue.quotas import check_submit, told_limits
 
 Draft = dict[str, Any]
 RUNNABLE_DTYPES = ("fp32", "bf16", "fp16", "int8", "int4")
@@ -55,7 +53,6 @@ TRAIN_METRICS = {
     "step_seconds": "step_seconds",
     "peak_memory_bytes": "peak_memory_bytes",
 }
-LEAST_SECONDS, MOST_SECONDS = 36.0, 8784 * 3600.0
 UNITS = {"_bytes": "bytes", "_per_second": "tokens_per_second", "_seconds": "seconds"}
 TRAINING_SHARE = 3  # a run may take this much longer than its budget for what surrounds it
 GRACE_SECONDS = 900.0
@@ -70,38 +67,6 @@ class Launch(NamedTuple):
     best: PlannedStrategy
     prediction: dict[str, dict[str, Any]]
     max_duration_seconds: float | None
-
-
-class Wish(NamedTuple):
-    """What a person adds to a launch."""
-
-    max_duration_seconds: float | None = None
-    max_retries: int = 0
-    priority: int = Priority.NORMAL
-
-
-NOTHING_MORE = Wish()
-
-
-def wish_of(posted: Mapping[str, str]) -> Wish:
-    """Return what the launch form says.
-
-    Raises:
-        InvalidProblem: a field holds what it cannot.
-    """
-    hours, retries = posted.get("hours", "").strip(), posted.get("retries", "0").strip() or "0"
-    try:
-        seconds = float(hours) * 3600 if hours else None
-    except ValueError:
-        seconds = math.nan
-    if seconds is not None and not LEAST_SECONDS <= seconds <= MOST_SECONDS:
-        raise InvalidProblem(
-            "hours", f"“Stop it after” is {hours[:20]}; it can be 0.01 to 8784 hours, or empty."
-        )
-    if not retries.isdecimal():
-        raise InvalidProblem("retries", f"“Try again” is {retries[:20]}; it can be 0 to 5.")
-    is_low = posted.get("priority") == str(Priority.LOW.value)
-    return Wish(seconds, int(retries), Priority.LOW if is_low else Priority.NORMAL)
 
 
 def plan_launch(
@@ -154,6 +119,12 @@ def launch_of(plan: Plan) -> Launch:
         raise DraftProblem(
             "This hardware is only thought of. Choose one of your hosts to launch.", "choice"
         )
+    if question.host.kind != "agent":
+        raise DraftProblem(
+            f"{question.host.name} is only planned for, so nothing can run on it. Choose one of "
+            "your hosts to launch, or add the machine as a host.",
+            "choice",
+        )
     if not answer.plans:
         raise DraftProblem("Nothing fits on this host, so there is nothing to launch.", "choice")
     best = answer.plans[0]
@@ -189,11 +160,6 @@ def launch_note(plan: Plan) -> dict[str, str]:
         )
     host = launch.host.name
     note = {"can": "yes", "title": f"What happens on {host}", "text": text, "host": host}
-    return note | _within_quota(plan, launch)
-
-
-def _within_quota(plan: Plan, launch: Launch) -> dict[str, str]:
-    """Return what the team's quota says of a launch: how much is left, or why it is refused."""
     job = Job(
         team=plan.team,
         owner=plan.owner,
@@ -203,12 +169,7 @@ def _within_quota(plan: Plan, launch: Launch) -> dict[str, str]:
         max_duration_seconds=launch.max_duration_seconds,
         devices_per_host=1,
     )
-    limits = "; ".join(told_limits(plan.team, plan.owner_id))
-    try:
-        check_submit(job)
-    except Problem as problem:
-        return {"can": "", "title": "Your team's limit", "text": problem.detail, "limits": limits}
-    return {"limits": limits}
+    return note | quota_note(job)
 
 
 EXPLANATIONS = {

@@ -62,7 +62,7 @@ def question_of(plan: Plan) -> Question:
             model=_model(draft["model"], team_model),
             cluster=_cluster(draft["hardware"], host),
             workload=_workload(goal, draft),
-            engine=None if host else CATALOG_ENGINES.get(goal),
+            engine=None if host and host.kind == "agent" else CATALOG_ENGINES.get(goal),
             objective=draft["goal"]["objective"],
             constraints=_constraints(draft["hardware"]),
             pins=_pins(draft),

@@ -28,10 +28,11 @@ from webapp.plans.errors import DraftProblem
 from webapp.plans.explanation import explain, main_lines
 from webapp.plans.exporting import exports_of, file_of
 from webapp.plans.history import jobs_of, measured_of
-from webapp.plans.launching import launch_of, plan_launch, wish_of
+from webapp.plans.launching import launch_of, plan_launch
 from webapp.plans.models import Plan, PlanState
 from webapp.plans.planning import current_answer, is_outdated, plan_compute, plan_keep
 from webapp.plans.verdict import problem_verdict, suggestion_chips, verdict_of
+from webapp.plans.wishes import wish_of
 from webapp.plans.words import workload_words
 
 PAGE_SIZE = 50

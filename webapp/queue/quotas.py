@@ -75,10 +75,11 @@ def check_submit(job: Job) -> None:
 
 def _check_size(job: Job, quota: Quota) -> None:
     wanted, limit = num_devices(job), quota.max_devices
+    noun = "device" if wanted == 1 else "devices"
     if limit is not None and wanted > limit:
         raise InvalidProblem(
             "max_devices",
-            f"{job.name} asks for {wanted} devices and your team may hold {limit} at once. Plan "
+            f"{job.name} asks for {wanted} {noun} and your team may hold {limit} at once. Plan "
             "it for fewer devices, or ask an operator for more.",
         )
 

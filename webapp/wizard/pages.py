@@ -13,6 +13,7 @@ from webapp.core.ids import new_ulid
 from webapp.core.units import TIMES, bandwidth, memory, parameters, whole
 from webapp.hosts.contact import Contact, contact_of
 from webapp.hosts.models import Host
+from webapp.hosts.virtual import planned_words
 from webapp.modelhub.demo import demo_config
 from webapp.modelhub.shapes import catalog_shape, num_parameters
 from webapp.plans.errors import DraftProblem
@@ -116,6 +117,8 @@ def shape_words(shape: ModelSpec) -> str:
 
 
 def _host_choice(host: Host) -> HostChoice:
+    if host.kind == "virtual":
+        return HostChoice(f"host:{host.pk}", host, (), planned_words(host), Contact.UNKNOWN)
     gpus = host.facts.get("gpus") or []
     cells = tuple(f"{round(gpu['memory_bytes'] / 1024**3)}" for gpu in gpus)
     words = [f"{len(gpus)} {TIMES} {short_name(gpus[0]['name'])}" if gpus else "CPU only"]

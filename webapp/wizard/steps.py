@@ -67,12 +67,12 @@ class Options:
 
 
 def options_for(plan: Plan) -> Options:
-    """Return the hosts that can run jobs, first enrolled first, and the team's models."""
-    hosts = Host.objects.filter(team=plan.team, kind="agent").exclude(
+    """Return the team's hosts, those that are only planned for last, and the team's models."""
+    hosts = Host.objects.filter(team=plan.team).exclude(
         state__in=[HostState.RETIRED, HostState.PENDING]
     )
     models = TeamModel.objects.filter(team=plan.team).select_related("host")
-    return Options(tuple(hosts.order_by("created_at")), tuple(models))
+    return Options(tuple(hosts.order_by("kind", "created_at")), tuple(models))
 
 
 def step_form(

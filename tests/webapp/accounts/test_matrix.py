@@ -95,6 +95,7 @@ RULES = {
     "queue/<slug:pool_id>/priority/": OPERATE,
     "hosts/": PAGE,
     "hosts/add/": Rule("get", OPERATOR),
+    "hosts/virtual/new/": Rule("get", OPERATOR),
     "hosts/add/<slug:token_id>/": Rule("get", OPERATOR, is_object=True),
     "hosts/add/<slug:token_id>/revoke/": OPERATE,
     "hosts/<slug:slug>/": OBJECT,

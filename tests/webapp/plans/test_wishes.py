@@ -3,7 +3,7 @@
 import pytest
 
 from webapp.core.problems import InvalidProblem
-from webapp.plans.launching import Wish, wish_of
+from webapp.plans.wishes import Wish, wish_of
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ from tests.webapp.queue.conftest import gpu_host
 from webapp.core.clock import now
 from webapp.hosts.beats import host_beat
 from webapp.hosts.models import Device, Host
-from webapp.jobs.allocation import allocate_pool
+from webapp.jobs.allocation import allocate_pool, may_take
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Allocation, Attempt, Command, Job
 from webapp.jobs.services import job_abandon, job_submit
-from webapp.queue.picture import used_by_team
+from webapp.queue.picture import used_by_team, waiting_jobs
+from webapp.queue.rules import Rules
 from webapp.queue.words import lines_of, waiting_line
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -179,3 +180,11 @@ def test_allocating_once_too_often_changes_nothing(submit, node_a):
     job = submit(node_a)
     assert allocate_pool(node_a.pool) == []
     assert Attempt.objects.filter(job=job).count() == 1
+
+
+def test_a_job_that_was_stopped_after_it_was_read_gets_nothing(submit, node_a):
+    Device.objects.update(cordoned_at=now())
+    job = submit(node_a)
+    jobs = waiting_jobs(node_a.pool)
+    Job.objects.filter(pk=job.pk).update(state="stopped")
+    assert not may_take(Rules(jobs), jobs[0], [(node_a, list(node_a.devices.all()))])

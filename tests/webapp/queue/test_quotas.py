@@ -16,6 +16,7 @@ from webapp.jobs.models import Allocation, Event, Job
 from webapp.jobs.services import job_stop, job_submit
 from webapp.queue.quotas import month_start, told_limits, used_gpu_hours
 from webapp.queue.words import lines_of, waiting_line
+from webapp.wizard.drafts import draft_begin
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -202,3 +203,25 @@ def test_everybody_sees_what_is_left(alice, submit, node_a, quota):
     assert "1 of 8 devices held now" in words
     assert "of 100 GPU-hours used this month" in words
     assert "a job ends after 2 h at the latest" in words
+
+
+# Before the launch
+
+
+@pytest.fixture
+def review(host, team, alice) -> str:
+    """The address of the last step of the demo's plan."""
+    plan = draft_begin(team=team, owner=alice, preset="demo", model=None)
+    return f"/plans/{plan.pk}/edit/review/"
+
+
+def test_the_launch_form_says_what_is_left(alice, review, quota):
+    quota(max_devices=8)
+    assert "0 of 8 devices held now" in client_of(alice).get(review).content.decode()
+
+
+def test_the_launch_form_refuses_before_the_button_what_the_launch_would(alice, review, quota):
+    quota(max_devices=0)
+    page = client_of(alice).get(review).content.decode()
+    assert "The job asks for 1 device and your team may hold 0 at once" in page
+    assert 'value="launch"' not in page
