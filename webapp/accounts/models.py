@@ -98,8 +98,6 @@ class Secret(TeamOwned):
     changed_at = models.DateTimeField()
     last_given_at = models.DateTimeField(null=True, blank=True)
 
-    objects = TeamQuerySet["Secret"].as_manager()
-
     class Meta:
         ordering = ["name"]
         constraints = [models.UniqueConstraint(fields=["team", "name"], name="one_secret_name")]
