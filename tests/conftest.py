@@ -12,4 +12,4 @@ settings.register_profile("repeatable", derandomize=True)
 settings.register_profile("explore", derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
-pytest_plugins = ["tests.plugins.chromium", "tests.plugins.order"]
+pytest_plugins = ["tests.plugins.chromium", "tests.plugins.order", "tests.plugins.soak"]

@@ -1,58 +1,66 @@
-"""One real product whose parts are killed, and what its databases hold afterwards."""
+"""One installation for the fault tests of a worker, and the promises checked after every case."""
 
-import json
 from collections.abc import Iterator
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.stack import Stack
+from tests.faults.site import Site
 
-LOOK_INSIDE = """
-import json
-from webapp.jobs.models import Attempt, AttemptEvent, Event
-from webapp.metrics.models import MetricSource
-from webapp.metrics.read import read_raw
-job_id = {job_id!r}
-attempts = list(Attempt.objects.filter(job_id=job_id))
-last = attempts[-1]
-rows = list(AttemptEvent.objects.filter(attempt=last).values_list("seq", "kind"))
-points = {{}}
-for source in MetricSource.objects.filter(attempt_id=last.pk):
-    for name in source.metrics:
-        for seq in read_raw(last.pk, source.source, name).seq:
-            points.setdefault(int(seq), set()).add(source.source)
-print(json.dumps({{
-    "num_attempts": len(attempts),
-    "acked_seq": last.acked_seq,
-    "row_seqs": [seq for seq, _ in rows],
-    "kinds": [kind for _, kind in rows],
-    "point_seqs": sorted(points),
-    "states": list(Event.objects.filter(subject=job_id, kind="job.state")
-                   .order_by("id").values_list("to_state", flat=True)),
-}}))
-"""
+HERE = Path(__file__).parent
+HOSTS = ("ada", "bea", "cleo")
+_sites: list[Site] = []  # at most one
 
 
-class Stored(NamedTuple):
-    """What the databases hold of a job, read past every page and API."""
+class Sites:
+    """The one installation, made anew when a case left it in a state that does not mend."""
 
-    num_attempts: int
-    acked_seq: int
-    row_seqs: list[int]
-    kinds: list[str]
-    point_seqs: list[int]
-    states: list[str]
+    def __init__(self, folders: pytest.TempPathFactory) -> None:
+        self._folders = folders
+
+    def current(self) -> Site:
+        """Return the installation, started."""
+        if not _sites:
+            _sites.append(Site(self._folders.mktemp("site"), *HOSTS))
+            _sites[0].start()
+        return _sites[0]
+
+    def check(self, site: Site) -> dict[str, Any]:
+        """Mend what the case did and return every promise that is broken."""
+        broken: dict[str, Any] | None = None
+        try:
+            site.mend()
+            broken = site.broken_promises()
+        finally:
+            if broken != {}:  # the next case is not to be blamed for it
+                end_sites()
+        return broken
 
 
-def stored(stack: Stack, job_id: str) -> Stored:
-    """Return what the databases hold of a job."""
-    answer = stack.run("manage.py", "shell", "-v", "0", "-c", LOOK_INSIDE.format(job_id=job_id))
-    return Stored(**json.loads(answer.strip().splitlines()[-1]))
+def end_sites() -> None:
+    """Leave no process of any installation."""
+    while _sites:
+        _sites.pop().stop()
 
 
 @pytest.fixture(scope="session")
-def faulty_stack(tmp_path_factory) -> Iterator[Stack]:
-    """A product whose demo trains for twelve seconds."""
-    with Stack(tmp_path_factory.mktemp("faults"), demo_seconds=12) as running:
-        yield running
+def sites(tmp_path_factory) -> Sites:
+    """Three hosts and a server; stopped as soon as the worker goes on to other tests."""
+    return Sites(tmp_path_factory)
+
+
+@pytest.fixture
+def site(sites) -> Iterator[Site]:
+    """The installation; when the case is over, nothing that was promised may be broken."""
+    current = sites.current()
+    current.begin_case()
+    yield current
+    assert sites.check(current) == {}
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Stop the installation when the next test is not one of this folder."""
+    if HERE in item.path.parents and (nextitem is None or HERE not in nextitem.path.parents):
+        end_sites()

@@ -1,5 +1,7 @@
 """What time does to jobs: a start that nobody took, and turns that came free."""
 
+import time
+from collections.abc import Callable, Collection
 from datetime import timedelta
 
 from django.db import transaction
@@ -7,7 +9,9 @@ from django.db import transaction
 from runners.reasons import Reason
 from runners.timing import scaled
 from webapp.core.clock import now
-from webapp.hosts.models import Pool
+from webapp.hosts.contact import Contact, contact_of
+from webapp.hosts.models import Host, Pool
+from webapp.hosts.sweep import LONGEST_GAP_SECONDS
 from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.holding import devices_release
 from webapp.jobs.models import Attempt, Command, Event, Job, JobState
@@ -22,11 +26,43 @@ def allocate_all() -> list[Job]:
     return [job for pool in waiting for job in allocate_pool(pool)]
 
 
-def end_unclaimed() -> list[Job]:
-    """End jobs whose host did not claim them in time; a late claim is then refused."""
+class StartDeadline:
+    """Ends jobs that a host in contact left unclaimed; silence ends none.
+
+    Counts only hosts that this process has heard all the time that a claim may take: after a
+    host's silence, and after the server's own, every host gets the whole time anew.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._looked_at = clock()
+        self._heard_since: dict[str, float] = {}
+
+    def step(self) -> list[Job]:
+        """End what is overdue and return it."""
+        instant = self._clock()
+        if instant - self._looked_at > LONGEST_GAP_SECONDS:
+            self._heard_since.clear()
+        self._looked_at = instant
+        hosts = Host.objects.filter(kind="agent").only("last_seen_at")
+        heard = [host.pk for host in hosts if contact_of(host) is Contact.LIVE]
+        self._heard_since = {pk: self._heard_since.get(pk, instant) for pk in heard}
+        patience = START_TIMEOUT.total_seconds()
+        return end_unclaimed(
+            [pk for pk, since in self._heard_since.items() if instant - since >= patience]
+        )
+
+
+def end_unclaimed(hosts: Collection[str] | None = None) -> list[Job]:
+    """End jobs that their host (one of ``hosts``, where given) did not claim in time.
+
+    A late claim is then refused.
+    """
     unclaimed = Job.objects.filter(
         state=JobState.PREFLIGHT, current_attempt__claimed_at=None
     ).select_related("current_attempt")
+    if hosts is not None:
+        unclaimed = unclaimed.filter(current_attempt__host__in=hosts)
     return [job for job in unclaimed if _is_overdue(job) and _end(job)]
 
 

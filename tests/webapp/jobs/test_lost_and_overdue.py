@@ -9,7 +9,7 @@ from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem
 from webapp.hosts.beats import host_beat
 from webapp.hosts.models import Host
-from webapp.jobs.deadlines import START_TIMEOUT, allocate_all, end_unclaimed
+from webapp.jobs.deadlines import START_TIMEOUT, StartDeadline, allocate_all, end_unclaimed
 from webapp.jobs.lost import GRACE_BEATS, end_unknown_attempts
 from webapp.jobs.models import Attempt, Command, Event, Job
 from webapp.jobs.selectors import waiting_sentence
@@ -216,3 +216,65 @@ def test_a_claim_after_the_deadline_is_refused(job):
 
     with pytest.raises(ConflictProblem):
         claim(job.current_attempt)
+
+
+# Silence and the deadline
+
+
+class Clock:
+    """A monotonic clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def look_for(deadline: StartDeadline, clock: Clock, seconds: float) -> list[Job]:
+    """Look every five seconds, as the ticker does, and return what was ended."""
+    ended = deadline.step()
+    for _ in range(int(seconds / 5)):
+        clock.now += 5.0
+        ended += deadline.step()
+    return ended
+
+
+def test_a_host_that_is_heard_all_the_time_must_claim_in_time(job):
+    age(job, 500)
+    clock = Clock()
+    deadline = StartDeadline(clock)
+
+    assert look_for(deadline, clock, START_TIMEOUT.total_seconds() - 5) == []
+    assert look_for(deadline, clock, 5) == [job]
+
+
+def test_the_silence_of_a_host_ends_no_unclaimed_job(job, host):
+    age(job, 500)
+    Host.objects.filter(pk=host.pk).update(last_seen_at=now() - timedelta(seconds=600))
+    clock = Clock()
+
+    assert look_for(StartDeadline(clock), clock, 600) == []
+    assert fresh(job).state == "preflight"
+
+
+def test_a_host_that_comes_back_gets_the_whole_time_anew(job, host):
+    age(job, 500)
+    clock = Clock()
+    deadline = StartDeadline(clock)
+    look_for(deadline, clock, 100)
+    Host.objects.filter(pk=host.pk).update(last_seen_at=now() - timedelta(seconds=600))
+    look_for(deadline, clock, 100)
+    Host.objects.filter(pk=host.pk).update(last_seen_at=now())
+
+    assert look_for(deadline, clock, START_TIMEOUT.total_seconds() - 5) == []
+
+
+def test_a_server_that_slept_blames_no_host(job):
+    age(job, 500)
+    clock = Clock()
+    deadline = StartDeadline(clock)
+    look_for(deadline, clock, 100)
+    clock.now += 3600
+
+    assert look_for(deadline, clock, START_TIMEOUT.total_seconds() - 5) == []
