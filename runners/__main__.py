@@ -1,4 +1,4 @@
-"""Command line of a host: ``python -m runners enroll|work|rotate|stop-all|status|doctor``."""
+"""Command line of a host: ``python -m runners enroll|work|unit|rotate|stop-all|status|doctor``."""
 
 import argparse
 import logging
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from runners import enrolment, rotation
+from runners import enrolment, rotation, unit
 from runners.agent import Agent, AlreadyRunningError
 from runners.client import ServerError
 from runners.config import DEFAULT_HOST_DIR, HostConfigError, HostDir
@@ -41,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
     for name, function, words in (
         ("enroll", _enroll, "exchange a one-time token for a credential of this host"),
         ("work", _work, "serve the host until stopped; running jobs outlive it"),
+        ("unit", _unit, "print a hardened systemd unit for the agent"),
         ("rotate", _rotate, "replace this host's secrets; the old ones end at once"),
         ("stop-all", _stop_all, "stop every running attempt and wait until it is gone"),
         ("status", _status, "list the attempts on this host's disk"),
@@ -49,6 +50,8 @@ def parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=words, description=words)
         command.set_defaults(command=function)
         command.add_argument("--dir", type=Path, default=DEFAULT_HOST_DIR, help="host's folder")
+        if name == "unit":
+            command.add_argument("--system", metavar="USER", help="for /etc, run as this user")
         if name == "enroll":
             command.add_argument("--server", required=True, help="such as http://127.0.0.1:8000")
             command.add_argument("--token", required=True, help="from the Hosts page")
@@ -79,6 +82,11 @@ def _work(options: argparse.Namespace) -> int:
         signal.signal(number, lambda *_: agent.stop())
     doorbell = DoorbellChild(host_dir) if credential.redis_url else None
     agent.run(beside=doorbell)
+    return 0
+
+
+def _unit(options: argparse.Namespace) -> int:
+    print(unit.render(options.dir.resolve(), user=options.system), end="")
     return 0
 
 

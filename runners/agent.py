@@ -13,12 +13,13 @@ from typing import Protocol
 
 import psutil
 
-from runners import launch, probe, rotation
+from runners import launch, network, probe, rotation
 from runners.attempts import Verdict
 from runners.bench import COMMAND, MicrobenchRunner
 from runners.client import RefusedError, ServerClient, ServerError
 from runners.config import Credential, HostConfigError, HostDir
-from runners.messages import Beat, BeatReply, Microbench
+from runners.facts import Microbench, NetworkMeasurement
+from runners.messages import Beat, BeatReply
 from runners.reconcile import Reconciler, Render
 from runners.shipper import RedisStream
 from runners.shipping import Loop, Shipping, Uploads
@@ -28,6 +29,7 @@ from runners.wake import WakeListener
 
 LIVE_BEAT_SECONDS = scaled(2.0, least=0.2)
 REFUSED_BEAT_SECONDS = scaled(30.0, least=0.5)
+FACTS_SECONDS = 600.0  # an inventory, with the errors that a GPU counts, is said this often
 LOOK_SECONDS = scaled(0.5, least=0.1)
 
 log = logging.getLogger(__name__)
@@ -77,6 +79,7 @@ class Agent:
         self._is_stopping = threading.Event()
         self._next_beat = 0.0
         self._is_first_beat = True
+        self._facts_due_at = 0.0
         self._measured: Microbench | None = None
         self._wants_bench = False
         self._last_error = ""
@@ -142,7 +145,15 @@ class Agent:
         elif self._wants_bench and not self._is_busy():
             self.bench.start()
         if measured := self.bench.poll():
+            measured = measured.model_copy(update={"network": self._network()})
             self._measured, self._wants_bench, self._next_beat = measured, False, 0.0
+
+    def _network(self) -> NetworkMeasurement | None:
+        try:
+            return network.measure(self.client)
+        except ServerError as error:
+            log.info("the way to the server was not measured: %s", error)
+            return None
 
     def _is_busy(self) -> bool:
         return any(each in (Verdict.CLAIMING, Verdict.RUNNING) for each in self._verdicts.values())
@@ -156,6 +167,11 @@ class Agent:
         self._note_answered()
         self._next_beat = self._clock() + self._rest_seconds(reply)
         self._is_first_beat, self._measured = False, None
+        if self._tells_facts():
+            self._facts_due_at = self._clock() + FACTS_SECONDS
+        if reply.recheck:
+            self._facts_due_at = self._next_beat = 0.0
+            self.bench.retry()
         self._wants_bench = reply.run_microbench
         self.reconciler.problems.clear()
         self.shipping.learn(reply.acked)
@@ -179,11 +195,14 @@ class Agent:
             attempts=self.reconciler.statuses(),
             problems=tuple(problem for problem in problems if problem),
             facts=probe.host_facts(self._host_dir.path, self.reconciler.config)
-            if self._is_first_beat
+            if self._tells_facts()
             else None,
             microbench=self._measured,
             is_agent_start=self._is_first_beat,
         )
+
+    def _tells_facts(self) -> bool:
+        return self._clock() >= self._facts_due_at
 
     def _rest_seconds(self, reply: BeatReply) -> float:
         is_awaited = bool(reply.wanted or reply.stop or self._verdicts)

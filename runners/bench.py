@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from runners import launch
-from runners.messages import Microbench
+from runners.facts import Microbench
 
 COMMAND = (sys.executable, "-m", "runners.jobs.microbench")
 TIMEOUT_SECONDS = 300.0
@@ -50,6 +50,10 @@ class MicrobenchRunner:
             start_new_session=True,
         )
         self._deadline = time.monotonic() + TIMEOUT_SECONDS
+
+    def retry(self) -> None:
+        """Let a benchmark that failed run again at once: somebody mended the cause."""
+        self._not_before = 0.0
 
     def cancel(self) -> None:
         """End a running benchmark: a job comes first."""

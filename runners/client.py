@@ -98,6 +98,13 @@ class ServerClient:
         """Replace the host's secrets by those whose digests are given."""
         return self._post("/hosts/rotate", request, RotateReply)
 
+    def echo(self, data: bytes, num_bytes: int) -> int:
+        """Send bytes and have the server send some back; return how many came."""
+        request = self._http.build_request(
+            "POST", f"{API}/hosts/echo", params={"num_bytes": num_bytes}, content=data
+        )
+        return len(self._send(request).content)
+
     def beat(self, beat: Beat) -> BeatReply:
         """Say how the host is and return what it should do."""
         return self._post("/hosts/beat", beat, BeatReply)

@@ -17,8 +17,9 @@ from pydantic import (
     field_serializer,
 )
 
+from runners.facts import HostFacts, Microbench
 from runners.jobspec import JobSpec, SecretName
-from runners.places import Gang, Port
+from runners.places import Gang
 from runners.preflight_messages import Needs, PreflightCheck
 from runners.reasons import Reason
 from runners.timing import scaled
@@ -27,66 +28,6 @@ from runners.wire import Message
 PROTOCOL_VERSION = 1
 MAX_BATCH_EVENTS = 500
 SHA256 = "^[0-9a-f]{64}$"
-
-
-# What a host is
-
-
-class GpuFacts(Message):
-    """One GPU as NVML describes it."""
-
-    index: NonNegativeInt
-    uuid: str
-    name: str
-    memory_bytes: NonNegativeInt
-    compute_capability: str | None = None
-    power_limit_watts: float | None = None
-
-
-class HostFacts(Message):
-    """The inventory of a host, read at enrolment and at each agent start."""
-
-    hostname: str
-    os: str
-    kernel: str
-    architecture: str
-    cpu_model: str
-    cpu_count: PositiveInt
-    memory_bytes: NonNegativeInt
-    disk_total_bytes: NonNegativeInt
-    disk_free_bytes: NonNegativeInt
-    boot_id: str
-    python_version: str
-    agent_version: str
-    driver_version: str | None = None
-    packages: dict[str, str] = Field(default_factory=dict)  # distribution -> version
-    gpus: tuple[GpuFacts, ...] = ()
-    addresses: tuple[str, ...] = ()  # by which others may reach it, the operator's choice first
-    first_gang_port: Port = 29400  # what may be reserved for jobs over several hosts
-    last_gang_port: Port = 29499
-    job_memory_bytes: PositiveInt | None = None  # what this host lets a job take at most
-
-
-class DeviceMeasurement(Message):
-    """What the micro-benchmark measured on one device; rates are achieved, not peak."""
-
-    device: str  # "cpu", "cuda:0", ...
-    memory_bandwidth_bytes_per_second: float
-    flops_per_second: dict[str, float]  # by dtype: fp32, bf16, fp16, int8
-    op_overhead_seconds: NonNegativeFloat  # wall time of one tiny operator
-    runtime_memory_bytes: NonNegativeInt | None = None  # a job's libraries, before its model
-    training_memory_bytes: NonNegativeInt | None = None  # what training adds beside its tensors
-
-
-class Microbench(Message):
-    """One run of the host's micro-benchmark, with when and with what it was measured."""
-
-    measured_at_ms: int
-    duration_seconds: NonNegativeFloat
-    torch_version: str
-    num_threads: PositiveInt
-    devices: tuple[DeviceMeasurement, ...]
-    disk_write_bytes_per_second: float
 
 
 # Enrolment
@@ -202,6 +143,7 @@ class BeatReply(Message):
     forget: tuple[str, ...] = ()  # attempts whose exit is stored: the folder's spool may go
     run_microbench: bool = False
     rotate: bool = False  # an operator wants new secrets: see RotateRequest
+    recheck: bool = False  # an operator mended something: say anew what the host is
 
 
 # Claim and start
@@ -260,6 +202,7 @@ class Doorbell(Message):
     kind: Literal["start", "stop", "ping"]
     attempt_id: str | None = None
     fence: str | None = None
+    is_echoed: bool = False  # the worker answers with its id through Redis
 
 
 # What an attempt reports

@@ -6,7 +6,6 @@ answered counts as a no: an attempt given back costs half a minute, one that die
 
 import importlib.metadata
 import importlib.util
-import re
 import shutil
 import socket
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ import psutil
 
 from runners import launch, probe
 from runners.config import HostConfig, HostDir
+from runners.cuda import cuda_of_driver, cuda_of_torch
 from runners.jobspec import ArtefactModel, FolderModel
 from runners.launch import LaunchRefusedError
 from runners.preflight_messages import Needs, PreflightCheck
@@ -27,8 +27,6 @@ GIB = 2**30
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
 DTYPE_PACKAGES = {"int8": "torchao", "int4": "bitsandbytes"}
 INSTALL = "Install what is missing on the host: pip install 'slipway[worker,gpu]'."
-_TORCH_CUDA = re.compile(r"^cuda\b[^=]*=\s*'([0-9]+)\.([0-9]+)'", re.MULTILINE)
-_CUDA_UNIT = 1000  # NVML says CUDA 12.4 as 12040
 
 
 class Leaving(NamedTuple):
@@ -253,25 +251,6 @@ def who(pid: int) -> str:
         return f"process {pid} ({process.name()}, {process.username()})"
     except psutil.Error:
         return f"process {pid}"
-
-
-def cuda_of_driver(library: probe.Library) -> tuple[int, int] | None:
-    """Return the newest CUDA that the driver runs, or None where it does not tell."""
-    try:
-        version = int(library.nvmlSystemGetCudaDriverVersion_v2())
-    except (AttributeError, library.NVMLError):
-        return None
-    return version // _CUDA_UNIT, version % _CUDA_UNIT // 10
-
-
-def cuda_of_torch() -> tuple[int, int] | None:
-    """Return the CUDA that torch was built with, read without loading it; None: without any."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
-        return None
-    version = Path(found.origin).with_name("version.py")
-    built = _TORCH_CUDA.search(version.read_text()) if version.exists() else None
-    return (int(built[1]), int(built[2])) if built else None
 
 
 def driver_check(driver: tuple[int, int] | None, torch: tuple[int, int] | None) -> PreflightCheck:

@@ -8,24 +8,28 @@ import os
 import platform
 import socket
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from runners import cuda, inventory, topology
 from runners.config import HostConfig
+from runners.facts import GpuFacts, HostFacts
 from runners.gangs import own_addresses
-from runners.messages import GpuFacts, GpuLoad, HostFacts
+from runners.messages import GpuLoad
 from runners.supervision import procfs
 
 AGENT_VERSION = "0.1.0"
 REPORTED_PACKAGES = (
     "torch", "transformers", "torchao", "bitsandbytes", "safetensors", "tokenizers", "accelerate",
+    "vllm", "sglang", "xllamacpp", "llama-cpp-python", "deepspeed", "flash-attn", "peft",
 )  # fmt: skip
 CPU_INFO = Path("/proc/cpuinfo")
 OS_RELEASE = Path("/etc/os-release")
 _MILLIWATTS = 1000
+_CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0  # NVML: kinds of memory error, since driver load
 Library = types.ModuleType
 _PERCENT = 100
 
@@ -37,6 +41,8 @@ def host_facts(disk: Path, config: HostConfig | None = None) -> HostFacts:
     with nvml() as library:
         gpus = tuple(gpu_facts(library)) if library else ()
         driver = str(library.nvmlSystemGetDriverVersion()) if library else None
+        runs_cuda = cuda.as_text(cuda.cuda_of_driver(library)) if library else None
+        links = topology.matrix(library) if library else ()
     return HostFacts(
         hostname=socket.gethostname(),
         os=os_name(OS_RELEASE),
@@ -51,8 +57,14 @@ def host_facts(disk: Path, config: HostConfig | None = None) -> HostFacts:
         python_version=platform.python_version(),
         agent_version=AGENT_VERSION,
         driver_version=driver,
+        driver_problem=None if gpus else driver_problem(),
+        cuda_version=runs_cuda,
+        torch_cuda_version=cuda.as_text(cuda.cuda_of_torch()),
         packages=package_versions(),
         gpus=gpus,
+        topology=links,
+        disks=inventory.disks(),
+        nics=inventory.nics(),
         addresses=own_addresses(config.address),
         first_gang_port=config.first_gang_port,
         last_gang_port=config.last_gang_port,
@@ -116,11 +128,14 @@ def _initialised_nvml() -> Library | None:
 
 def gpu_facts(library: Library) -> Iterator[GpuFacts]:
     """Yield every GPU that NVML knows; what one does not tell is None."""
+    errors = inventory.xids()
     for index in range(library.nvmlDeviceGetCount()):
         handle = library.nvmlDeviceGetHandleByIndex(index)
-        ask = functools.partial(_ask, library, handle)
+        ask = functools.partial(topology.ask, library, handle)
         capability = ask("nvmlDeviceGetCudaComputeCapability")
         limit = ask("nvmlDeviceGetPowerManagementLimit")
+        bus = ask("nvmlDeviceGetPciInfo")
+        bus_id = _text(bus.busId) if bus else None
         yield GpuFacts(
             index=index,
             uuid=_text(library.nvmlDeviceGetUUID(handle)),
@@ -128,14 +143,51 @@ def gpu_facts(library: Library) -> Iterator[GpuFacts]:
             memory_bytes=library.nvmlDeviceGetMemoryInfo(handle).total,
             compute_capability=".".join(map(str, capability)) if capability else None,
             power_limit_watts=None if limit is None else limit / _MILLIWATTS,
+            pci_bus_id=bus_id,
+            pcie_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
+            pcie_max_width=ask("nvmlDeviceGetMaxPcieLinkWidth"),
+            numa_node=ask("nvmlDeviceGetNumaNodeId"),
+            xids=inventory.xids_of(errors, bus_id) if bus_id else None,
+            **_health(ask),
         )
+
+
+def _health(ask: Callable[..., Any]) -> dict[str, Any]:
+    """Return what a GPU says about its memory's errors and its partition."""
+    ecc, rows, mig = (
+        ask(f"nvmlDeviceGet{name}") for name in ("EccMode", "RemappedRows", "MigMode")
+    )
+    return {
+        "has_ecc": None if ecc is None else bool(ecc[0]),
+        "ecc_corrected_errors": ask("nvmlDeviceGetTotalEccErrors", _CORRECTED, _VOLATILE),
+        "ecc_uncorrected_errors": ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
+        "needs_reset": None if rows is None else bool(rows[2]),
+        "is_worn_out": None if rows is None else bool(rows[3]),
+        "is_partitioned": None if mig is None else bool(mig[0]),
+    }
+
+
+def driver_problem() -> str | None:
+    """Return why no GPU answers though one is on the bus; None where there is none."""
+    if not inventory.has_nvidia_on_bus():
+        return None
+    try:
+        library = importlib.import_module("pynvml")
+    except ImportError:
+        return "the package nvidia-ml-py is not installed"
+    try:
+        library.nvmlInit()
+    except library.NVMLError as error:
+        return str(error)
+    library.nvmlShutdown()
+    return "the driver knows no GPU"
 
 
 def gpu_loads(library: Library) -> Iterator[GpuLoad]:
     """Yield the present state of every GPU; processes that carry no attempt are foreign."""
     for index in range(library.nvmlDeviceGetCount()):
         handle = library.nvmlDeviceGetHandleByIndex(index)
-        ask = functools.partial(_ask, library, handle)
+        ask = functools.partial(topology.ask, library, handle)
         rates, power = ask("nvmlDeviceGetUtilizationRates"), ask("nvmlDeviceGetPowerUsage")
         processes = ask("nvmlDeviceGetComputeRunningProcesses") or []
         yield GpuLoad(
@@ -146,14 +198,6 @@ def gpu_loads(library: Library) -> Iterator[GpuLoad]:
             temperature_celsius=ask("nvmlDeviceGetTemperature", library.NVML_TEMPERATURE_GPU),
             foreign_pids=tuple(each.pid for each in processes if not procfs.is_marked(each.pid)),
         )
-
-
-def _ask(library: Library, handle: object, name: str, *arguments: object) -> Any:  # noqa: ANN401 - NVML is untyped
-    """Return what NVML answers, or None when this GPU does not support the question."""
-    try:
-        return getattr(library, name)(handle, *arguments)
-    except library.NVMLError:
-        return None
 
 
 def _text(value: bytes | str) -> str:

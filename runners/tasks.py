@@ -17,6 +17,8 @@ from runners.app import HOST_DIR_VARIABLE, app
 from runners.config import Credential, HostDir
 from runners.messages import Doorbell
 from runners.nonces import NonceStore
+from runners.redis_access import connect
+from runners.redis_address import pong_key
 from runners.signing import SignatureRefusedError, SignedDoorbell, verify
 from runners.timing import scaled
 from runners.wake import wake_agent
@@ -24,6 +26,7 @@ from runners.wake import wake_agent
 EXIT_STALLED = 70
 WATCH_SECONDS = scaled(5.0, least=0.5)
 SILENCE_SECONDS = scaled(180.0, least=6.0)  # the server pings each minute
+PONG_LIFETIME_MS = 60_000
 LOST_ACK = "Couldn't ack"
 
 log = logging.getLogger(__name__)
@@ -68,8 +71,20 @@ def stop(body: str, mac: str) -> None:
 
 @app.task(name="runners.ping")
 def ping(body: str, mac: str) -> None:
-    """Show that messages still come through."""
-    ring(body, mac)
+    """Show that messages still come through, and answer through Redis if that is asked."""
+    doorbell = ring(body, mac)
+    if doorbell and doorbell.is_echoed:
+        echo(doorbell.command_id)
+
+
+def echo(command_id: str) -> None:
+    """Put the id of a ping where the server waits for it."""
+    host_dir, credential, _ = _host()
+    key = pong_key(credential.host_id)
+    with connect(credential.worker_url or "", host_dir.redis_ca(), socket_timeout=2.0) as client:
+        pipe = client.pipeline(transaction=True)
+        pipe.lpush(key, command_id).pexpire(key, PONG_LIFETIME_MS)
+        pipe.execute()
 
 
 class LostAckHandler(logging.Handler):

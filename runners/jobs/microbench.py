@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from runners.facts import DeviceMeasurement, LinkMeasurement, Microbench
 from runners.jobs.evaluation import evaluate
 from runners.jobs.loading import demo_config, fresh_model
 from runners.jobs.memory import (
@@ -32,7 +33,6 @@ from runners.jobs.memory import (
 from runners.jobs.runtime import prepare_process
 from runners.jobs.trainer import VALIDATION_TOKENS, build_optimizer
 from runners.jobspec import DemoModel
-from runners.messages import DeviceMeasurement, Microbench
 
 GEMM_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FLOPS_PER_MULTIPLY_ADD = 2
@@ -63,11 +63,14 @@ class Effort:
     triad_elements: int
     seconds_each: float
     disk_bytes: int
+    copy_bytes: int = 2**28
 
 
 CPU = Effort(gemm_size=1024, triad_elements=2**25, seconds_each=1.2, disk_bytes=2**27)
 CUDA = Effort(gemm_size=8192, triad_elements=2**28, seconds_each=0.5, disk_bytes=2**27)
-SHORT = Effort(gemm_size=64, triad_elements=2**16, seconds_each=0.02, disk_bytes=2**20)
+SHORT = Effort(
+    gemm_size=64, triad_elements=2**16, seconds_each=0.02, disk_bytes=2**20, copy_bytes=2**16
+)
 
 
 def measure(*, short: bool = False, folder: Path | None = None) -> Microbench:
@@ -84,6 +87,7 @@ def measure(*, short: bool = False, folder: Path | None = None) -> Microbench:
         measure_device(torch.device("cuda", index), SHORT if short else CUDA)
         for index in range(torch.cuda.device_count())
     ]
+    links = tuple(device_links(torch.cuda.device_count(), SHORT if short else CUDA))
     disk = disk_write_rate(folder or Path(tempfile.gettempdir()), SHORT if short else CPU)
     return Microbench(
         measured_at_ms=time.time_ns() // 1_000_000,
@@ -92,6 +96,7 @@ def measure(*, short: bool = False, folder: Path | None = None) -> Microbench:
         num_threads=torch.get_num_threads(),
         devices=tuple(devices),
         disk_write_bytes_per_second=disk,
+        links=links,
     )
 
 
@@ -99,7 +104,11 @@ def measure_device(device: torch.device, effort: Effort) -> DeviceMeasurement:
     """Return bandwidth, matrix product rates by dtype and operator overhead of one device."""
     rates = {name: gemm_rate(device, dtype, effort) for name, dtype in GEMM_DTYPES.items()}
     rates["int8"] = int8_gemm_rate(device, effort)
+    in_host = torch.device("cpu")
+    is_apart = device.type != "cpu"
     return DeviceMeasurement(
+        host_to_device_bytes_per_second=copy_rate(in_host, device, effort) if is_apart else None,
+        device_to_host_bytes_per_second=copy_rate(device, in_host, effort) if is_apart else None,
         device=str(device),
         memory_bandwidth_bytes_per_second=triad_bandwidth(device, effort),
         flops_per_second=rates,
@@ -205,6 +214,33 @@ def triad_bandwidth(device: torch.device, effort: Effort) -> float:
     return moved / _median_seconds(
         lambda: torch.add(left, right, alpha=3.0, out=out), device, effort
     )
+
+
+def copy_rate(source: torch.device, target: torch.device, effort: Effort) -> float:
+    """Return the bytes per second of copying one large buffer; the host's memory is pinned."""
+    left, right = (_buffer(device, source, target, effort) for device in (source, target))
+    waiting = source if source.type == "cuda" else target
+    seconds = _median_seconds(lambda: right.copy_(left, non_blocking=True), waiting, effort)
+    return effort.copy_bytes / seconds
+
+
+def _buffer(
+    device: torch.device, source: torch.device, target: torch.device, effort: Effort
+) -> torch.Tensor:
+    is_pinned = device.type == "cpu" and "cuda" in (source.type, target.type)
+    return torch.empty(effort.copy_bytes, dtype=torch.uint8, device=device, pin_memory=is_pinned)
+
+
+def device_links(num_devices: int, effort: Effort) -> Iterator[LinkMeasurement]:
+    """Yield how fast each GPU copies to the next one, round the ring that collectives use."""
+    for index in range(num_devices if num_devices > 1 else 0):
+        source = torch.device("cuda", index)
+        target = torch.device("cuda", (index + 1) % num_devices)
+        yield LinkMeasurement(
+            source=str(source),
+            target=str(target),
+            bytes_per_second=copy_rate(source, target, effort),
+        )
 
 
 def op_overhead(device: torch.device) -> float:

@@ -70,7 +70,7 @@
 
   /* The list needs no more than that. */
   if (!job) {
-    document.addEventListener("live:frame", ({ detail }) => refreshSoon(detail.event === "job.state"));
+    document.addEventListener("live:frame", ({ detail }) => refreshSoon(["job.state", "host.check"].includes(detail.event)));
     return;
   }
 

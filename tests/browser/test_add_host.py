@@ -34,5 +34,6 @@ def added(new_page, stack, tmp_path):
 
 def test_the_check_list_ticks_until_the_host_is_ready(added):
     expect(added.get_by_role("heading", level=1)).to_contain_text("Ready", timeout=90_000)
-    assert added.locator(".checklist li.good").count() == 8
+    expect(added.locator(".checklist li.good")).to_have_count(9, timeout=60_000)
+    expect(added.get_by_text(re.compile(r"\d+ ms, signed, there and back"))).to_be_visible()
     expect(added.get_by_role("link", name=re.compile("Run the demo on"))).to_be_visible()

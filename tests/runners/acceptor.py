@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from runners.facts import Microbench
 from runners.jobspec import BenchmarkSpec, DemoModel, JobSpec
 from runners.messages import (
     Beat,
@@ -26,7 +27,6 @@ from runners.messages import (
     EventAck,
     EventBatch,
     Message,
-    Microbench,
     RotateReply,
     RotateRequest,
     RunEvent,
@@ -93,6 +93,8 @@ class Acceptor:
         self.uploads = uploads
         self.lose_replies = 0  # of claims and rotations: they are taken, and the answer is lost
         self.wants_rotation = False
+        self.wants_recheck = False
+        self.echoed: list[int] = []  # bytes that hosts asked back
         self.digests: set[str] = set()  # of secrets that hosts made themselves
         self.caller = ""
         self.is_away = False
@@ -145,6 +147,7 @@ class Acceptor:
     def beat(self, beat: Beat) -> tuple[int, object]:
         self.beats.append(beat)
         self.microbench = beat.microbench or self.microbench
+        self.wants_recheck = self.wants_recheck and beat.facts is None
         running = {status.attempt_id for status in beat.attempts if status.phase != "exited"}
         stored = self.attempts
         return 200, BeatReply(
@@ -163,6 +166,7 @@ class Acceptor:
             ),
             run_microbench=self.microbench is None,
             rotate=self.wants_rotation,
+            recheck=self.wants_recheck,
         )
 
     def rotate(self, request: RotateRequest) -> tuple[int, object]:
@@ -177,6 +181,10 @@ class Acceptor:
     def knows(self, credential: str) -> bool:
         digest = hashlib.sha256(credential.encode()).hexdigest()
         return credential in self.credentials or digest in self.digests
+
+    def echo(self, num_bytes: int) -> bytes:
+        self.echoed.append(num_bytes)
+        return b"x" * num_bytes
 
     def claim(self, attempt_id: str, request: ClaimRequest) -> tuple[int, object]:
         stored = self.attempts.get(attempt_id)
@@ -218,6 +226,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self._body()
+        if self.path.startswith("/api/v1/hosts/echo") and self._is_known():
+            num_bytes = int(parse_qs(urlsplit(self.path).query)["num_bytes"][0])
+            return self._send(200, self.acceptor.echo(num_bytes), "application/octet-stream")
         for pattern, kind, name in _POSTS:
             if found := re.fullmatch(pattern, self.path):
                 if name != "enroll" and not self._is_known():
@@ -252,11 +263,14 @@ class _Handler(BaseHTTPRequestHandler):
         if self.acceptor.is_away:
             status, reply = 503, {"detail": "the server is away"}
         text = json.dumps(reply) if isinstance(reply, dict) else reply.model_dump_json()
+        self._send(status, text.encode(), "application/json")
+
+    def _send(self, status: int, data: bytes, kind: str) -> None:
         self.send_response(status)
-        self.send_header("Content-Length", str(len(text.encode())))
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Content-Type", kind)
         self.end_headers()
-        self.wfile.write(text.encode())
+        self.wfile.write(data)
 
     def log_message(self, *_: object) -> None:
         pass

@@ -54,6 +54,25 @@ def test_each_gpu_has_its_own_index_and_uuid():
     assert len({gpu.uuid for gpu in gpus}) == 4
 
 
+def test_what_a_gpu_says_of_its_health_is_told():
+    library = recorded_nvml()
+    library.nvmlDeviceGetEccMode = lambda _: [1, 1]
+    library.nvmlDeviceGetTotalEccErrors = lambda _handle, kind, _counter: (3, 1)[kind]
+    library.nvmlDeviceGetRemappedRows = lambda _: (0, 1, 1, 0)
+    library.nvmlDeviceGetMigMode = lambda _: [0, 0]
+
+    (gpu,) = probe.gpu_facts(library)
+
+    assert (gpu.has_ecc, gpu.ecc_corrected_errors, gpu.ecc_uncorrected_errors) == (True, 3, 1)
+    assert (gpu.needs_reset, gpu.is_worn_out, gpu.is_partitioned) == (True, False, False)
+
+
+def test_a_gpu_that_says_nothing_of_its_health_is_listed_all_the_same():
+    (gpu,) = probe.gpu_facts(recorded_nvml())
+
+    assert (gpu.has_ecc, gpu.needs_reset, gpu.xids) == (None, None, None)
+
+
 def test_the_load_of_a_gpu_is_a_share_and_watts():
     (load,) = probe.gpu_loads(recorded_nvml())
 

@@ -17,17 +17,9 @@ import redis
 from django.contrib.auth.models import User
 from django.test import Client
 
+from runners.facts import DeviceMeasurement, HostFacts, Microbench
 from runners.jobspec import TrainSpec
-from runners.messages import (
-    Beat,
-    ClaimRequest,
-    DeviceMeasurement,
-    EnrollRequest,
-    EventBatch,
-    HostFacts,
-    Microbench,
-    RunEvent,
-)
+from runners.messages import Beat, ClaimRequest, EnrollRequest, EventBatch, RunEvent
 from webapp.accounts.models import Membership, Role, Team
 from webapp.hosts.beats import host_beat
 from webapp.hosts.models import Host

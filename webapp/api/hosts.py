@@ -1,8 +1,9 @@
 """What hosts call: enrol, beat."""
 
+import os
 from pathlib import Path
 
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from ninja import Router
 
 from runners.messages import (
@@ -15,10 +16,12 @@ from runners.messages import (
 )
 from webapp.api.auth import HostAuth, calling_host
 from webapp.api.problems import REFUSALS
+from webapp.core.problems import TooLargeProblem
 from webapp.hosts.beats import host_beat
 from webapp.hosts.services import host_enroll, host_rotate
 
 router = Router(tags=["hosts"])
+MAX_ECHO_BYTES = 2 * 1024**2
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -40,6 +43,14 @@ def rotate(request: HttpRequest, body: RotateRequest) -> RotateReply:
     host = calling_host(request)
     is_here = is_same_machine(request, host.boot_id)
     return host_rotate(host=host, request=body, is_same_machine=is_here)
+
+
+@router.post("/echo", response={200: None, **REFUSALS}, auth=HostAuth())
+def echo(request: HttpRequest, num_bytes: int = 0) -> HttpResponse:
+    """Take any bytes and send some back: so a host measures its way to this server."""
+    if not 0 <= num_bytes <= MAX_ECHO_BYTES or len(request.body) > MAX_ECHO_BYTES:
+        raise TooLargeProblem("too_large", f"At most {MAX_ECHO_BYTES} bytes each way.")
+    return HttpResponse(os.urandom(num_bytes), content_type="application/octet-stream")
 
 
 def is_same_machine(request: HttpRequest, boot_id: str) -> bool:

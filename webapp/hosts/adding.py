@@ -16,6 +16,7 @@ from webapp.hosts.checks import checklist, is_ready
 from webapp.hosts.forms import AddHostForm
 from webapp.hosts.models import EnrolmentToken
 from webapp.hosts.services import token_create, token_revoke
+from webapp.hosts.ways import ways
 from webapp.live.page import live_context, page_or_regions
 
 SECRETS = "enrolment-secrets"  # session key: token id -> its text, until the page is left
@@ -79,18 +80,16 @@ def _context(request: HttpRequest, token: EnrolmentToken) -> dict[str, Any]:
     is_open = token.used_at is None and token.revoked_at is None and left > 0
     text = request.session.get(SECRETS, {}).get(token.pk) if is_open else None
     server = request.build_absolute_uri(reverse("home")).rstrip("/")
+    choices = ways(server, text) if text else []
+    chosen = next((way for way in choices if way.key == request.GET.get("way")), None)
     return {
         "token": token,
         "host": token.host,
-        "command": text and command_for(server, text),
+        "ways": choices,
+        "way": chosen or next(iter(choices), None),
         "minutes_left": max(1, int(left // 60)),
         "is_expired": token.used_at is None and token.revoked_at is None and left <= 0,
         "checks": checklist(token, token.host),
         "is_ready": is_ready(token.host),
+        "is_operator": True,
     }
-
-
-def command_for(server: str, token: str) -> str:
-    """Return the one command that enrols a host and starts its agent."""
-    enroll = f"python -m runners enroll --server {server} --token {token}"
-    return f"{enroll} && python -m runners work"

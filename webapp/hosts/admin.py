@@ -13,6 +13,7 @@ from webapp.core.read_only import ReadOnlyAdmin
 from webapp.hosts.models import Device, EnrolmentToken, Host, HostState, Pool
 from webapp.hosts.services import host_set_state, token_create, token_revoke
 
+SECRETS = ("credential_hash", "command_salt", "redis_secret_hash")
 CHANGEABLE = ["name", "pool", "labels", "state"]
 
 
@@ -26,13 +27,13 @@ class HostAdmin(admin.ModelAdmin[Host]):
 
     def get_readonly_fields(self, _request: HttpRequest, _obj: Host | None = None) -> list[str]:
         """Lock everything that the machine reports."""
-        secret = {"credential_hash", "command_salt"}
+        secret = set(SECRETS)
         names = [field.name for field in Host._meta.fields]
         return [name for name in names if name not in {*CHANGEABLE, *secret}]
 
     def get_exclude(self, _request: HttpRequest, _obj: Host | None = None) -> list[str]:
         """Show no secret, not even as a digest."""
-        return ["credential_hash", "command_salt"]
+        return list(SECRETS)
 
     def save_model(
         self,
@@ -50,10 +51,9 @@ class HostAdmin(admin.ModelAdmin[Host]):
             host_set_state(host=obj, to=HostState(to), by=request.user.get_username())
 
     def add_view(self, request: HttpRequest, *_args: Any, **_kwargs: Any) -> HttpResponseRedirect:
-        """Lead to the token: a host adds itself."""
-        link = reverse("admin:hosts_enrolmenttoken_add")
-        messages.info(request, "A host adds itself with a one-time token. Make one here.")
-        return HttpResponseRedirect(link)
+        """Lead to the page with the command and the check-list: a host adds itself."""
+        messages.info(request, "A host adds itself: run the command, watch the check-list.")
+        return HttpResponseRedirect(reverse("host-add"))
 
 
 @admin.register(Pool)

@@ -14,15 +14,16 @@ from runners.messages import AttemptStatus, Beat, BeatReply, StopOrder, Wanted
 from runners.reasons import Reason
 from webapp.core.clock import now, now_ms
 from webapp.hosts.contact import contact_of
+from webapp.hosts.findings import WANTS_RECHECK
 from webapp.hosts.models import Host, HostState, Pool
 from webapp.hosts.pools import devices_sync
 from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.host_preflight import needs_of
 from webapp.jobs.lost import end_unknown_attempts
 from webapp.jobs.models import LIVE_STATES, Attempt, Event, Job, JobState
-from webapp.live.publish import publish_host_states
+from webapp.live.publish import publish_host_checks, publish_host_states
 
-READ = ("team", "pool", "slug", "state", "microbench", "rotation_asked_at")
+READ = ("team", "pool", "slug", "state", "microbench", "rotation_asked_at", "checks")
 
 
 class Spoken(NamedTuple):
@@ -65,6 +66,7 @@ def _reply(
         forget=tuple(pk for pk, attempt in own.items() if attempt.exit_record),
         run_microbench=not host.microbench,
         rotate=host.rotation_asked_at is not None,
+        recheck=WANTS_RECHECK in host.checks,
     )
 
 
@@ -80,8 +82,16 @@ def _stored(spoken: Sequence[Spoken]) -> dict[str, Host]:
         hosts = rows.in_bulk({each.host_id for each in spoken})
         for each in spoken:
             _apply(hosts[each.host_id], each.beat)
+    for each in spoken:
+        _tell_checks(hosts[each.host_id], each.beat)
     publish_host_states([(host, contact_of(host)) for host in hosts.values()])
     return hosts
+
+
+def _tell_checks(host: Host, beat: Beat) -> None:
+    """Have an open check-list look again when a beat brought what it shows."""
+    if host.state == HostState.CHECKING or beat.facts or beat.microbench:
+        publish_host_checks(host)
 
 
 def _apply(host: Host, beat: Beat) -> None:
@@ -111,6 +121,7 @@ def _changes(host: Host, beat: Beat) -> dict[str, Any]:
     }
     if beat.facts is not None:
         changes["facts"] = beat.facts.model_dump(mode="json")
+        changes["checks"] = {k: v for k, v in host.checks.items() if k != WANTS_RECHECK}
     if beat.microbench is not None:
         changes["microbench"] = beat.microbench.model_dump(mode="json")
     is_measured = bool(host.microbench) or beat.microbench is not None

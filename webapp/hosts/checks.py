@@ -10,6 +10,8 @@ from webapp.hosts.models import EnrolmentToken, Host, HostState
 MIN_FREE_DISK_BYTES = 1024**3
 MAX_CLOCK_OFFSET_MS = 5000
 WAITING, GOOD, BAD, RUNNING = "wait", "good", "bad", "now"
+BENCH_FAILED = "the micro-benchmark failed: "
+WORK = "python -m runners work"
 
 
 @dataclass(frozen=True)
@@ -37,32 +39,40 @@ NAMES = (
     "Contacted",
     "Identity",
     "Clock",
-    "Machine",
+    "Driver",
+    "GPUs",
     "torch",
     "Disk",
-    "Reports back",
-    "Micro-benchmark",
+    "Queue round trip",
+    "20-second benchmark",
 )
+CONTACTED, IDENTITY, CLOCK, DRIVER, GPUS, TORCH, DISK, QUEUE, BENCH = NAMES
 
 
 def checklist(token: EnrolmentToken | None, host: Host | None) -> list[Check]:
     """Return the check-list in its fixed order; before the first contact every line waits."""
     if host is None:
         return [
-            Check("Contacted", RUNNING, "waiting for the host to call"),
+            Check(CONTACTED, RUNNING, "waiting for the host to call"),
             *map(Check, NAMES[1:]),
         ]
     facts = host.facts
     return [
-        Check("Contacted", GOOD, _agent(host, facts)),
-        Check("Identity", GOOD, _identity(token)),
+        _contact(host, facts),
+        _identity(token, host),
         _clock(host),
-        Check("Machine", GOOD, machine_words(facts)),
+        _driver(facts),
+        _gpus(facts),
         _torch(facts),
         _disk(facts),
-        _reports(host),
+        _queue(host),
         _microbench(host),
     ]
+
+
+def open_checks(host: Host) -> list[Check]:
+    """Return what a person still has to mend on a host, for its own page."""
+    return [check for check in checklist(None, host) if check.look == BAD]
 
 
 def is_ready(host: Host | None) -> bool:
@@ -75,8 +85,12 @@ def machine_words(facts: dict[str, Any]) -> str:
     if not facts:
         return ""
     memory = units.memory(facts.get("memory_bytes", 0))
-    words = [f"{facts.get('cpu_count', '?')} × {facts.get('cpu_model') or 'processor'}"]  # noqa: RUF001 -- a multiplication sign
-    return " · ".join([*words, f"{memory} memory", gpu_words(facts)])
+    return " · ".join([processor_words(facts), f"{memory} memory", gpu_words(facts)])
+
+
+def processor_words(facts: dict[str, Any]) -> str:
+    """Return how many cores of which processor a machine has."""
+    return f"{facts.get('cpu_count', '?')} × {facts.get('cpu_model') or 'processor'}"  # noqa: RUF001 -- a multiplication sign
 
 
 def gpu_words(facts: dict[str, Any]) -> str:
@@ -88,40 +102,91 @@ def gpu_words(facts: dict[str, Any]) -> str:
     return f"{len(gpus)} × {first['name']}, {units.memory(first['memory_bytes'])} each"  # noqa: RUF001 -- a multiplication sign
 
 
-def _agent(host: Host, facts: dict[str, Any]) -> str:
-    return f"{facts.get('hostname') or host.name}, agent {host.agent_version or 'unknown'}"
-
-
-def _identity(token: EnrolmentToken | None) -> str:
-    return "credential issued, token used up" if token else "credential issued"
-
-
 def clock_words(offset_ms: int) -> str:
     """Return how far a host's clock is off, in words."""
     return f"{abs(offset_ms)} ms {'behind' if offset_ms < 0 else 'ahead of'} this server's"
 
 
+def _contact(host: Host, facts: dict[str, Any]) -> Check:
+    silent = silent_seconds(host)
+    who = f"{facts.get('hostname') or host.name}, agent {host.agent_version or 'unknown'}"
+    if silent is None:
+        words = "enrolled; start the agent with the last part of the command"
+        return Check(CONTACTED, RUNNING, words)
+    if contact_of(host) is Contact.LIVE:
+        return Check(CONTACTED, GOOD, f"{who}, heard every 10 s")
+    fix = "The agent stopped reporting. Start it again on the host:"
+    return Check(CONTACTED, BAD, f"silent for {units.clock(silent)}", fix, WORK)
+
+
+def _identity(token: EnrolmentToken | None, host: Host) -> Check:
+    if not host.credential_hash:
+        fix = "Make a new token under Hosts, Add a host, and enrol it again."
+        return Check(IDENTITY, BAD, "locked out", fix)
+    used = ", token used up" if token else ""
+    return Check(IDENTITY, GOOD, f"credential of its own{used}")
+
+
 def _clock(host: Host) -> Check:
     offset = host.clock_offset_ms
     if offset is None:
-        return Check("Clock")
+        return Check(CLOCK)
     words = clock_words(offset)
     if abs(offset) > MAX_CLOCK_OFFSET_MS:
-        fix = "Signed messages need clocks within a minute. Switch time synchronisation on there:"
-        return Check("Clock", BAD, words, fix, "sudo timedatectl set-ntp true")
-    return Check("Clock", GOOD, words)
+        fix = "Signed messages need clocks within half a minute. Switch time synchronisation on:"
+        return Check(CLOCK, BAD, words, fix, "sudo timedatectl set-ntp true")
+    return Check(CLOCK, GOOD, words)
+
+
+def _driver(facts: dict[str, Any]) -> Check:
+    if problem := facts.get("driver_problem"):
+        fix = "An NVIDIA GPU is on the bus, but its driver does not answer. See what it says:"
+        return Check(DRIVER, BAD, str(problem), fix, "nvidia-smi; sudo dmesg | grep -i nvrm")
+    version = facts.get("driver_version")
+    if not version:
+        return Check(DRIVER, GOOD, "no GPU, none needed")
+    runs = facts.get("cuda_version")
+    return Check(DRIVER, GOOD, f"{version}, CUDA {runs}" if runs else str(version))
+
+
+def _gpus(facts: dict[str, Any]) -> Check:
+    if not facts.get("gpus"):
+        return Check(GPUS, GOOD, f"none; jobs run on {processor_words(facts)}")
+    links = {link for row in facts.get("topology") or () for link in row if link != "X"}
+    reach = f", {' and '.join(sorted(links))} between them" if links else ""
+    return Check(GPUS, GOOD, gpu_words(facts) + reach)
 
 
 def _torch(facts: dict[str, Any]) -> Check:
     version = (facts.get("packages") or {}).get("torch")
-    if version:
-        return Check("torch", GOOD, version)
-    return Check(
-        "torch",
-        BAD,
-        "not installed on the host",
-        "Jobs compute with it. Install it there, then start the agent again:",
-        "pip install 'slipway[worker,gpu]'",
+    if not version:
+        fix = "Jobs compute with it. Install it there, start the agent again, then check again:"
+        return Check(TORCH, BAD, "not installed on the host", fix, "pip install 'slipway[gpu]'")
+    built, runs = facts.get("torch_cuda_version"), facts.get("cuda_version")
+    if not facts.get("gpus"):
+        return Check(TORCH, GOOD, str(version))
+    if not built:
+        words = f"{version}, built for the processor alone"
+        fix = "The GPUs would stay idle. Install the build for their driver:"
+        return Check(TORCH, BAD, words, fix, _install(version, runs))
+    if runs and _major(built) > _major(runs):
+        words = f"{version}, built for CUDA {built}; this driver runs up to {runs}"
+        fix = "Install the build that fits the driver, or a newer driver:"
+        return Check(TORCH, BAD, words, fix, _install(version, runs))
+    return Check(TORCH, GOOD, f"{version}, built for CUDA {built}")
+
+
+def _major(version: str) -> int:
+    return int(version.partition(".")[0])
+
+
+def _install(version: str, runs: str | None) -> str:
+    """Return the command that installs the same torch for the CUDA that a driver runs."""
+    bare = str(version).partition("+")[0]
+    build = f"cu{runs.replace('.', '')}" if runs else "cu128"
+    return (
+        f"pip install --force-reinstall torch=={bare} "
+        f"--index-url https://download.pytorch.org/whl/{build}"
     )
 
 
@@ -129,28 +194,39 @@ def _disk(facts: dict[str, Any]) -> Check:
     free = facts.get("disk_free_bytes") or 0
     words = f"{units.memory(free)} free"
     if free < MIN_FREE_DISK_BYTES:
-        return Check("Disk", BAD, words, "A job needs at least 1 GiB for its spool and its model.")
-    return Check("Disk", GOOD, words)
+        fix = "A job needs at least 1 GiB for its spool and its model. See what takes the room:"
+        return Check(DISK, BAD, words, fix, "du -xh --max-depth=2 ~/.slipway | sort -h | tail")
+    return Check(DISK, GOOD, words)
 
 
-def _reports(host: Host) -> Check:
-    silent = silent_seconds(host)
-    if silent is None:
-        words = "start the agent with the second half of the command"
-        return Check("Reports back", RUNNING, words)
-    if contact_of(host) is Contact.LIVE:
-        return Check("Reports back", GOOD, "every 10 s")
-    fix = "The agent stopped reporting. Start it again on the host:"
-    command = "python -m runners work"
-    return Check("Reports back", BAD, f"silent for {units.clock(silent)}", fix, command)
+def _queue(host: Host) -> Check:
+    """Judge the way through Redis; without one, work comes and goes with the beats."""
+    found = host.checks.get("queue") or {}
+    if refusal := host.checks.get("redis_refusal"):
+        return Check(QUEUE, GOOD, f"not used: {refusal}")
+    if not host.checks.get("has_redis"):
+        return Check(QUEUE, GOOD, "not used: everything goes over HTTP, starts take up to 10 s")
+    if "seconds" in found:
+        return Check(QUEUE, GOOD, f"{found['seconds'] * 1000:.0f} ms, signed, there and back")
+    if "problem" in found:
+        fix = "Jobs start all the same, up to 10 s later. See what the host says of Redis:"
+        return Check(QUEUE, BAD, found["problem"], fix, "python -m runners doctor")
+    return Check(QUEUE, RUNNING if host.last_seen_at else WAITING, "a signed ping and its answer")
 
 
 def _microbench(host: Host) -> Check:
     devices = host.microbench.get("devices") or []
     if devices:
-        return Check("Micro-benchmark", GOOD, bench_words(devices[0]))
+        return Check(BENCH, GOOD, bench_words(devices[-1]))
+    problems = host.last_beat.get("problems") or ()
+    failed = next((each for each in problems if each.startswith(BENCH_FAILED)), None)
+    if failed:
+        fix = "Run it by hand to see all that it says, then check again:"
+        words = failed.removeprefix(BENCH_FAILED)
+        return Check(BENCH, BAD, words, fix, "python -m runners.jobs.microbench --short")
     look = RUNNING if host.last_seen_at else WAITING
-    return Check("Micro-benchmark", look, "memory bandwidth, arithmetic rate, overhead, disk")
+    words = "matrix rate by dtype, memory bandwidth, copies, disk, network"
+    return Check(BENCH, look, words)
 
 
 def bench_words(device: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from planner.catalog.devices import get_device
 from planner.errors import PlannerError
 from planner.specs.cluster import ClusterSpec, DeviceSpec
-from runners.messages import DeviceMeasurement, GpuFacts, HostFacts, Microbench
+from runners.facts import DeviceMeasurement, GpuFacts, HostFacts, Microbench
 from webapp.core.problems import ConflictProblem
 from webapp.hosts.models import Host
 from webapp.hosts.virtual import planned_cluster

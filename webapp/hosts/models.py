@@ -45,9 +45,9 @@ class Host(TeamOwned):
     state = models.CharField(max_length=20, choices=HostState, default=HostState.PENDING)
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="hosts")
     labels = models.JSONField(default=dict, blank=True)
-    facts = models.JSONField(default=dict, blank=True)  # runners.messages.HostFacts
+    facts = models.JSONField(default=dict, blank=True)  # runners.facts.HostFacts
     planned = models.JSONField(default=dict, blank=True)  # of a virtual host: device, how many
-    microbench = models.JSONField(default=dict, blank=True)  # runners.messages.Microbench
+    microbench = models.JSONField(default=dict, blank=True)  # runners.facts.Microbench
     calibration = models.JSONField(default=dict, blank=True)  # planner HostCalibration
     last_beat = models.JSONField(default=dict, blank=True)  # runners.messages.Beat
     credential_hash = models.CharField(max_length=64, blank=True)  # SHA-256 hex

@@ -2,7 +2,7 @@
 
 from django.db.models import Q
 
-from runners.messages import HostFacts
+from runners.facts import HostFacts
 from webapp.accounts.models import Team
 from webapp.hosts.models import Device, Host, Pool
 

@@ -25,9 +25,11 @@ from webapp.core.clock import now, now_ms
 from webapp.core.problems import ConflictProblem, InvalidProblem, UnauthorizedProblem
 from webapp.hosts import redis_users
 from webapp.hosts.contact import BEAT_SECONDS
+from webapp.hosts.findings import checks_update
 from webapp.hosts.models import EnrolmentToken, Host, HostState
 from webapp.hosts.pools import DEFAULT, devices_sync, pool_ensure
 from webapp.jobs.models import Event
+from webapp.live.publish import publish_host_checks
 
 ROTATED = ("credential_hash", "redis_secret_hash", "command_salt", "rotation_asked_at")
 TOKEN_LIFETIME = timedelta(hours=1)
@@ -109,8 +111,9 @@ def _grant_redis(host: Host, *, is_same_machine: bool) -> str | None:
     """Give a host its Redis users; return the address that it is told, None for HTTP alone."""
     url = settings.REDIS_URL if is_same_machine else settings.HOST_REDIS_URL
     refusal = redis_users.grant(host)
-    host.checks = host.checks | {"redis_refusal": refusal, "has_redis": bool(url) and not refusal}
-    host.save(update_fields=["checks"])
+    found = {"redis_refusal": refusal, "has_redis": bool(url) and not refusal, "queue": None}
+    host.checks = checks_update(host.pk, **found)
+    publish_host_checks(host)
     return bare(url) if url and not refusal else None
 
 

@@ -16,6 +16,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(HOST, views.host_detail, name="host-detail"),
     path(f"{HOST}drain/", views.host_drain, name="host-drain"),
     path(f"{HOST}undrain/", views.host_undrain, name="host-undrain"),
+    path(f"{HOST}recheck/", views.host_recheck, name="host-recheck"),
     path(f"{HOST}rotate/", views.host_rotation, name="host-rotation"),
     path(f"{HOST}revoke/", views.host_revoke, name="host-revoke"),
     path(f"{HOST}maintenance/", cordon_views.host_maintenance, name="host-maintenance"),

@@ -15,10 +15,12 @@ from django.views.decorators.http import require_GET, require_POST
 from webapp.accounts.models import Role
 from webapp.accounts.roles import has_role, visible_or_404
 from webapp.core.units import clock
-from webapp.hosts.checks import clock_words, machine_words
+from webapp.hosts.checks import clock_words, machine_words, open_checks
 from webapp.hosts.contact import Contact, contact_of, silent_seconds
 from webapp.hosts.cordons import devices_of
-from webapp.hosts.models import Host, HostState
+from webapp.hosts.findings import recheck_ask
+from webapp.hosts.health import health_of
+from webapp.hosts.models import EnrolmentToken, Host, HostState
 from webapp.hosts.services import credential_revoke, host_set_state, rotation_ask
 from webapp.hosts.virtual import planned_words
 from webapp.jobs.models import FINAL_STATES, Event, Job, JobState, Measurement
@@ -124,6 +126,8 @@ def host_detail(request: HttpRequest, slug: str) -> HttpResponse:
         "factors": factors_of(host.calibration),
         "bench": bench_of(host),
         "beat": host.last_beat,
+        "health": health_of(host),
+        "open_checks": open_checks(host),
         "clock_words": clock_words(host.clock_offset_ms or 0),
         "devices": devices_of(host, request.user),
         "is_operator": has_role(request.user, host.team, Role.OPERATOR),
@@ -156,6 +160,8 @@ class Bench:
     duration_seconds: float
     disk_write_bytes_per_second: float
     devices: list[dict[str, Any]]
+    links: list[dict[str, Any]]
+    network: dict[str, Any] | None
 
 
 def bench_of(host: Host) -> Bench | None:
@@ -170,6 +176,8 @@ def bench_of(host: Host) -> Bench | None:
         found["duration_seconds"],
         found["disk_write_bytes_per_second"],
         [_device(device) for device in found["devices"]],
+        found.get("links") or [],
+        found.get("network"),
     )
 
 
@@ -269,6 +277,15 @@ def host_undrain(request: HttpRequest, slug: str) -> HttpResponse:
     return _act(
         request, slug, lambda host, by: host_set_state(host=host, to=HostState.READY, by=by), words
     )
+
+
+@require_POST
+def host_recheck(request: HttpRequest, slug: str) -> HttpResponse:
+    """Have a host say anew what it is, after somebody mended something."""
+    host = host_for_operator(request, slug)
+    recheck_ask(host=host, by=request.user.get_username())
+    token = EnrolmentToken.objects.filter(host=host, pk=request.POST.get("token", "")).first()
+    return redirect("host-check", token.pk) if token else redirect("host-detail", slug)
 
 
 @require_POST

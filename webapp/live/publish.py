@@ -79,6 +79,13 @@ def publish_host_states(hosts: Iterable[tuple["Host", str]]) -> None:
     publish_all(message for host, contact in hosts for message in _host_messages(host, contact))
 
 
+def publish_host_checks(host: "Host") -> None:
+    """Say that the check-list of a host may look otherwise now; pages ask how."""
+    data = {"host": host.pk}
+    topics = (f"host:{host.pk}", hosts_topic(host.team_id))
+    publish_all((topic, "host.check", data) for topic in topics)
+
+
 def _host_messages(host: "Host", contact: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     data = {
         "host": host.pk,

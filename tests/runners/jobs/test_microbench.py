@@ -6,9 +6,9 @@ import sys
 import pytest
 import torch
 
+from runners.facts import Microbench
 from runners.jobs import microbench
 from runners.jobs.memory import Peak
-from runners.messages import Microbench
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +111,23 @@ def test_saved_tensors_are_counted_once_per_storage():
         torch.autograd.backward((weight * weight).sum())
 
     assert sum(saved.values()) == 40
+
+
+def test_a_copy_moves_what_it_says_and_is_timed():
+    here = torch.device("cpu")
+    rate = microbench.copy_rate(here, here, microbench.SHORT)
+
+    assert 1e6 < rate < 1e13
+
+
+def test_a_single_device_has_no_neighbour_to_copy_to():
+    assert list(microbench.device_links(1, microbench.SHORT)) == []
+
+
+def test_a_processor_has_no_way_between_host_and_device(result):
+    cpu = result.devices[0]
+
+    assert (cpu.host_to_device_bytes_per_second, cpu.device_to_host_bytes_per_second) == (
+        None,
+        None,
+    )

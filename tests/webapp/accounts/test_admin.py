@@ -46,9 +46,9 @@ def test_an_event_can_be_read_but_not_deleted(root, attempt):
     assert root.post(reverse("admin:jobs_attemptevent_delete", args=[row.pk])).status_code == 403
 
 
-def test_a_host_is_added_by_making_a_token(root):
+def test_adding_a_host_leads_to_the_page_with_the_check_list(root):
     answer = root.get(reverse("admin:hosts_host_add"))
-    assert answer.headers["Location"] == reverse("admin:hosts_enrolmenttoken_add")
+    assert answer.headers["Location"] == reverse("host-add")
 
 
 def test_the_new_tokens_text_is_shown_once_and_enrols(root, team):

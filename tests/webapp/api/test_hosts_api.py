@@ -124,6 +124,20 @@ def test_no_host_takes_anothers_secret(as_host, enrolled, team):
     assert (answer.status_code, answer.json()["code"]) == (409, "secret_taken")
 
 
+@pytest.mark.parametrize("num_bytes", [0, 1, 2 * 1024**2])
+def test_a_host_measures_its_way_by_bytes_there_and_back(as_host, num_bytes):
+    answer = as_host.post(f"/hosts/echo?num_bytes={num_bytes}", "x" * num_bytes)
+
+    assert (answer.status_code, len(answer.content)) == (200, num_bytes)
+
+
+@pytest.mark.parametrize(("asked", "sent"), [(-1, 0), (2 * 1024**2 + 1, 0), (0, 2 * 1024**2 + 1)])
+def test_no_more_than_two_mebibytes_go_either_way(as_host, asked, sent):
+    answer = as_host.post(f"/hosts/echo?num_bytes={asked}", "x" * sent)
+
+    assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+
+
 def test_an_operator_asks_once_and_the_beat_tells(as_host, enrolled):
     host, _ = enrolled
     rotation_ask(host=host, by="olga")

@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 
-from runners.messages import Beat, EnrollRequest, GpuFacts, GpuLoad, HostFacts, Microbench
+from runners.facts import GpuFacts, HostFacts, Microbench
+from runners.messages import Beat, EnrollRequest, GpuLoad
 from webapp.core.benches import site
 
 if TYPE_CHECKING:

@@ -9,15 +9,17 @@ from runners.timing import scaled
 from webapp.core import broker
 from webapp.core.loop import Stopper, run_loop
 from webapp.hosts.redis_users import provision
+from webapp.hosts.round_trips import RoundTrips
 from webapp.jobs.consume import StreamConsumer
-from webapp.jobs.dispatch import Dispatcher
+from webapp.jobs.dispatch import Dispatcher, ring
 
 DISPATCH_SECONDS = scaled(0.25, least=0.1)
 REDIS_WAIT_SECONDS = 0.5
+TRIP_SECONDS = scaled(1.0, least=0.1)
 
 
 class Command(BaseCommand):
-    """Two loops, one process: either may lose Redis and comes back by itself."""
+    """Three loops, one process: each may lose Redis and comes back by itself."""
 
     help = "Run the control worker: doorbells out, events in."
 
@@ -30,9 +32,15 @@ class Command(BaseCommand):
         consuming = threading.Thread(
             target=run_loop, args=("consumer", consumer.step, 0.0, stop), name="consumer"
         )
-        consuming.start()
+        trips = RoundTrips(broker.connection(broker.CONSUMER), ring)
+        trying = threading.Thread(
+            target=run_loop, args=("queue check", trips.step, TRIP_SECONDS, stop), name="trips"
+        )
+        for thread in (consuming, trying):
+            thread.start()
         run_loop("dispatcher", Dispatcher().step, DISPATCH_SECONDS, stop)
-        consuming.join()
+        for thread in (consuming, trying):
+            thread.join()
 
 
 def _take_roles(stop: Stopper) -> None:

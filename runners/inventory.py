@@ -1,0 +1,119 @@
+"""What else a host has: disks, interfaces, errors in the kernel's log, a GPU on the bus."""
+
+import contextlib
+import os
+import re
+import socket
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from runners.facts import DiskFacts, NicFacts
+
+KERNEL_LOG = Path("/dev/kmsg")
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+NVIDIA = "0x10de"
+DISPLAY_CLASSES = ("0x0300", "0x0302")  # a graphics card, a GPU without a screen
+MAX_RECORDS = 50_000
+RECORD_BYTES = 8192
+MAX_DISKS = 16
+MAX_NICS = 16
+BITS_PER_MEGABIT = 1_000_000
+_XID = re.compile(rb"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
+
+
+def disks() -> tuple[DiskFacts, ...]:
+    """Return the file systems that lie on disks, each disk's partition once."""
+    found: dict[str, DiskFacts] = {}
+    for part in psutil.disk_partitions(all=False):
+        with contextlib.suppress(OSError):
+            usage = psutil.disk_usage(part.mountpoint)
+            found.setdefault(
+                part.device,
+                DiskFacts(
+                    path=part.mountpoint,
+                    filesystem=part.fstype,
+                    total_bytes=usage.total,
+                    free_bytes=usage.free,
+                ),
+            )
+    return tuple(found.values())[:MAX_DISKS]
+
+
+def nics() -> tuple[NicFacts, ...]:
+    """Return the interfaces that are up and lead out of the machine."""
+    stats, addresses = psutil.net_if_stats(), psutil.net_if_addrs()
+    return tuple(
+        NicFacts(
+            name=name,
+            addresses=tuple(
+                address.address.partition("%")[0]
+                for address in addresses.get(name, ())
+                if address.family in (socket.AF_INET, socket.AF_INET6)
+            ),
+            bytes_per_second=stat.speed * BITS_PER_MEGABIT / 8 if stat.speed > 0 else None,
+        )
+        for name, stat in sorted(stats.items())
+        if stat.isup and name != "lo"
+    )[:MAX_NICS]
+
+
+def xids(log: Path = KERNEL_LOG) -> dict[str, tuple[int, ...]] | None:
+    """Return the NVIDIA driver's errors since boot by bus id, or None where they are secret.
+
+    The kernel shows its log to root and to whoever ``kernel.dmesg_restrict=0`` lets in.
+    """
+    found: dict[str, list[int]] = defaultdict(list)
+    try:
+        for record in _records(log):
+            if match := _XID.search(record):
+                found[_bus(match[1].decode())].append(int(match[2]))
+    except OSError:
+        return None
+    return {bus: tuple(numbers) for bus, numbers in found.items()}
+
+
+def xids_of(found: dict[str, tuple[int, ...]] | None, bus_id: str) -> tuple[int, ...] | None:
+    """Return the errors of one GPU; None where the log cannot be read."""
+    return None if found is None else found.get(_bus(bus_id), ())
+
+
+def has_nvidia_on_bus(devices: Path = PCI_DEVICES) -> bool:
+    """Return whether an NVIDIA GPU sits on the bus, whatever the driver says."""
+    return any(
+        _word(device / "vendor") == NVIDIA and _word(device / "class").startswith(DISPLAY_CLASSES)
+        for device in devices.glob("*")
+    )
+
+
+def _records(log: Path) -> Iterator[bytes]:
+    """Yield the log's records: one a read from the kernel, lines from a file."""
+    handle = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        for _ in range(MAX_RECORDS):
+            try:
+                record = os.read(handle, RECORD_BYTES)
+            except BlockingIOError:
+                return
+            except BrokenPipeError:  # older records were overwritten while we read
+                continue
+            if not record:
+                return
+            yield from record.splitlines()
+    finally:
+        os.close(handle)
+
+
+def _bus(text: str) -> str:
+    """Return domain, bus and device in one spelling: the log leaves the function out."""
+    domain, _, rest = text.lower().partition(":")
+    return f"{domain[-4:]}:{rest.partition('.')[0]}"
+
+
+def _word(path: Path) -> str:
+    try:
+        return path.read_text("ascii").strip()
+    except (OSError, ValueError):
+        return ""

@@ -1,0 +1,52 @@
+"""The ways to enrol a host: one command each, for pip, pipx, systemd and a Slurm login node."""
+
+from dataclasses import dataclass
+
+PACKAGE = "'slipway[worker,gpu]'"
+UNIT = "~/.config/systemd/user/slipway-host.service"
+
+
+@dataclass(frozen=True)
+class Way:
+    """One tab: what it is called, the command, and what to know about it."""
+
+    key: str
+    name: str
+    command: str
+    note: str
+
+
+def ways(server: str, token: str) -> list[Way]:
+    """Return every way, each a command that can be pasted whole."""
+    enroll = f"enroll --server {server} --token {token}"
+    python = "python -m runners"
+    return [
+        Way(
+            "pip",
+            "pip",
+            f"{python} {enroll} && {python} work",
+            f"Needs Python 3.11 and pip install {PACKAGE}, or a checkout of this repository.",
+        ),
+        Way(
+            "pipx",
+            "pipx",
+            f"pipx install {PACKAGE} && slipway-host {enroll} && slipway-host work",
+            "An environment of its own; slipway-host is then the command for all else.",
+        ),
+        Way(
+            "systemd",
+            "systemd",
+            f"{python} {enroll} && mkdir -p {UNIT.rpartition('/')[0]} && {python} unit > {UNIT} "
+            "&& loginctl enable-linger && systemctl --user enable --now slipway-host",
+            "Starts with the machine, as your own user. Jobs outlive a restart of the service. "
+            "Look at the unit first with python -m runners unit.",
+        ),
+        Way(
+            "slurm",
+            "Slurm login node",
+            f"{python} {enroll} && sbatch --job-name=slipway-host --gres=gpu:1 --time=08:00:00 "
+            f"--signal=B:TERM@60 --wrap 'exec {python} work'",
+            "Enrols on the login node; the agent then runs inside the allocation that you ask "
+            "for, and is a host as long as that lasts. The home folder must be shared.",
+        ),
+    ]
