@@ -94,6 +94,13 @@ def test_a_redis_that_the_user_named_is_used_as_it_is(data, crew):
     assert (chosen.url, chosen.command) == (ours.url, None)
 
 
+def test_a_redis_whose_certificate_nobody_would_check_is_refused(data):
+    with pytest.raises(Problem) as problem:
+        broker.choose(data, {"REDIS_URL": "rediss://127.0.0.1:1/0?ssl_cert_reqs=none"})
+
+    assert "switches off the check of its certificate" in problem.value.fact
+
+
 @pytest.mark.parametrize(
     ("url", "shown"),
     [

@@ -90,6 +90,7 @@ class Acceptor:
         self.tokens = {"good-token"}
         self.credentials: set[str] = {"host-credential"}
         self.redis_url: str | None = None
+        self.redis_ca_pem: str | None = None
         self.uploads = uploads
         self.lose_replies = 0  # of claims and rotations: they are taken, and the answer is lost
         self.wants_rotation = False
@@ -140,6 +141,8 @@ class Acceptor:
             credential=credential,
             command_key="command-key",
             redis_url=self.redis_url,
+            redis_secret="redis-secret" if self.redis_url else None,
+            redis_ca_pem=self.redis_ca_pem,
             server_time_ms=0,
             beat_seconds=0.2,
         )

@@ -38,6 +38,24 @@ def test_enrolment_tells_the_server_what_the_host_is(acceptor, host_dir):
     assert acceptor.enrolments[0].host_id is None
 
 
+def test_enrolment_keeps_who_vouches_for_redis_and_the_secret_of_its_users(acceptor, host_dir):
+    acceptor.redis_url, acceptor.redis_ca_pem = "rediss://redis:6380/0", "CERTIFICATE"
+
+    enroll(acceptor, host_dir)
+
+    credential = host_dir.credential()
+    assert credential.worker_url == "rediss://h_h1:redis-secret@redis:6380/0"
+    assert credential.shipper_url == "rediss://s_h1:redis-secret@redis:6380/0"
+    assert host_dir.redis_ca().read_text() == "CERTIFICATE"
+
+
+def test_an_authority_that_the_operator_names_comes_first(host_dir, monkeypatch, tmp_path):
+    host_dir.save_redis_ca("CERTIFICATE")
+    monkeypatch.setenv("SLIPWAY_REDIS_CA", str(tmp_path / "own.pem"))
+
+    assert host_dir.redis_ca() == tmp_path / "own.pem"
+
+
 def test_enrolling_again_rotates_the_credential_of_the_same_host(acceptor, host_dir):
     enroll(acceptor, host_dir)
     first = host_dir.credential()

@@ -25,6 +25,7 @@ from runners.redis_address import with_user
 from webapp.boot import say
 
 USER = "slipway"  # of the embedded server: the site itself
+ROOT = Path(__file__).resolve().parents[2]
 OLDEST = (6, 2)  # XAUTOCLAIM
 SERVER_NAMES = ("valkey-server", "redis-server")
 LONGEST_SOCKET_PATH = 100  # sun_path holds 104 bytes on macOS, 108 on Linux
@@ -94,10 +95,13 @@ def version_of(program: str) -> tuple[int, ...]:
 
 def check_reachable(url: str) -> None:
     """Raise a sentence if the Redis that the user named does not answer."""
-    ask = "import os, redis; redis.from_url(os.environ['REDIS_URL'], socket_timeout=5).ping()"
+    ask = (
+        "import os; from runners.redis_access import connect; connect(os.environ['REDIS_URL'], "
+        "os.environ.get('SLIPWAY_REDIS_CA'), socket_timeout=5).ping()"
+    )
     told = subprocess.run(
         [sys.executable, "-c", ask],
-        env=os.environ | {"REDIS_URL": url},
+        env=os.environ | {"REDIS_URL": url, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,

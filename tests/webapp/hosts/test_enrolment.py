@@ -154,6 +154,31 @@ def test_only_a_host_on_this_machine_is_told_of_a_socket(token, is_same, expecte
     assert (reply.redis_url or "").split(":")[0] == (expected or "")
 
 
+def test_a_host_on_another_machine_is_told_of_an_encrypted_redis_and_who_vouches_for_it(
+    token, settings, tmp_path
+):
+    settings.HOST_REDIS_URL = "rediss://site:secret@redis.example.org:6380/0"
+    settings.REDIS_CA = str(tmp_path / "ca.pem")
+    (tmp_path / "ca.pem").write_text("-----BEGIN CERTIFICATE-----")
+
+    reply = host_enroll(request_for(token))
+
+    assert reply.redis_url == "rediss://redis.example.org:6380/0"
+    assert reply.redis_ca_pem == "-----BEGIN CERTIFICATE-----"
+    assert len(reply.redis_secret) >= 40
+
+
+def test_a_host_is_never_told_the_sites_own_redis_user(token, settings):
+    settings.REDIS_URL = "unix://slipway:secret@/run/redis.sock"
+    reply = host_enroll(request_for(token), is_same_machine=True)
+    assert reply.redis_url == "unix:///run/redis.sock"
+
+
+def test_without_an_encrypted_redis_no_secret_of_it_leaves(token):
+    reply = host_enroll(request_for(token))
+    assert (reply.redis_url, reply.redis_secret, reply.redis_ca_pem) == (None, None, None)
+
+
 @pytest.mark.parametrize(("state", "words"), [("checking", "measured"), ("retired", "enrol")])
 def test_a_host_is_not_declared_ready_by_hand(enrolled, state, words):
     host, _ = enrolled

@@ -13,6 +13,7 @@ from tests.runners.tools import wait_for
 from tests.webapp.conftest import make_facts
 from tests.webapp.hosts.conftest import programs
 from webapp.core import broker
+from webapp.core.management.commands import doctor
 from webapp.hosts import redis_users
 from webapp.hosts.models import Host, HostState
 from webapp.hosts.services import (
@@ -348,6 +349,30 @@ def test_a_redis_that_is_away_costs_no_enrolment(closed_redis, team):
     redis_users.sync()
 
     assert closed_redis.worker(enrolled.id, enrolled.secret).ping()
+
+
+# What the doctor says of a Redis that others run
+
+
+def found_by_doctor(closed_redis, monkeypatch) -> doctor.Finding:
+    monkeypatch.setenv("REDIS_URL", closed_redis.chosen.url)
+    return next(one for one in doctor.findings() if one.topic == "Redis")
+
+
+def test_the_doctor_finds_a_closed_redis_well(closed_redis, monkeypatch):
+    found = found_by_doctor(closed_redis, monkeypatch)
+
+    assert found.is_well
+    assert "closed to strangers" in found.words
+
+
+def test_the_doctor_says_how_an_open_redis_is_closed_without_loss(closed_redis, monkeypatch):
+    closed_redis.admin.acl_setuser("default", enabled=True, nopass=True)
+
+    found = found_by_doctor(closed_redis, monkeypatch)
+
+    assert not found.is_well
+    assert "ACL SETUSER default off resetpass ~* &* +@all" in found.words
 
 
 def test_every_server_of_this_machine_is_tried():

@@ -11,13 +11,19 @@ from typing import Any, NamedTuple
 
 import psutil
 import pynvml
+import redis
 from django.conf import settings
 from django.core.management.base import BaseCommand
 
+from runners.redis_access import connect
+from runners.redis_address import bare
 from webapp.boot import broker
 from webapp.boot.environment import NEEDED_BYTES
 from webapp.boot.say import Problem
 from webapp.boot.tools import find_chromium
+
+# A bare `off` would lose what transactions wrote when Redis reads its file back.
+CLOSE_DEFAULT = "ACL SETUSER default off resetpass ~* &* +@all"
 
 
 class Finding(NamedTuple):
@@ -69,12 +75,25 @@ def _redis() -> Finding:
             broker.check_reachable(url)
         except Problem as problem:
             return Finding("Redis", is_well=False, words=str(problem))
-        return Finding("Redis", is_well=True, words=broker.shown(url))
+        return _outside_redis(url)
     found = broker.find_server(os.environ.get("PATH", os.defpath))
     if found is None:
         return Finding("Redis", is_well=False, words="none: planning works, launching does not")
     words = f"{found[0]} {'.'.join(map(str, found[1]))}, for this machine only: other hosts "
     return Finding("Redis", is_well=True, words=words + "speak HTTPS, or a rediss:// in REDIS_URL")
+
+
+def _outside_redis(url: str) -> Finding:
+    """Say whether a Redis that others run lets in whoever reaches it."""
+    with connect(bare(url), settings.REDIS_CA, socket_timeout=5) as nobody:
+        try:
+            nobody.ping()
+        except redis.RedisError:
+            return Finding(
+                "Redis", is_well=True, words=f"{broker.shown(url)}, closed to strangers"
+            )
+    words = f"{broker.shown(url)} lets in whoever reaches it; close its default user: "
+    return Finding("Redis", is_well=False, words=words + CLOSE_DEFAULT)
 
 
 def _database() -> Finding:
