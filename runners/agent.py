@@ -113,8 +113,8 @@ class Agent:
                 stack.callback(beside.stop)
             while not self._is_stopping.is_set():
                 self.step()
-                if beside:
-                    beside.tend()
+                if self._beside:
+                    self._beside.tend()
                 if wake.wait(LOOK_SECONDS):
                     self._next_beat = 0.0
             self.bench.cancel()
@@ -223,6 +223,8 @@ class Agent:
             self._stream.use(credential.shipper_url, self._host_dir.redis_ca())
         if self._beside:
             self._beside.stop()  # it reads its secret as it starts
+            if credential.redis_url is None:
+                self._beside = None  # the server took Redis away: beats carry everything
         self._next_beat = 0.0
 
     def _has_newer_secrets(self) -> bool:

@@ -129,6 +129,16 @@ def test_an_agent_rotates_when_an_operator_asks(acceptor, host_dir, agent):
     assert len(acceptor.beats) == num_beats + 1
 
 
+def test_an_agent_whose_redis_was_taken_away_goes_on_without_its_worker(acceptor, agent):
+    acceptor.wants_rotation = True
+    agent._beside = worker = Worker()
+
+    agent.step()
+
+    assert worker.num_stops == 1
+    assert agent._beside is None
+
+
 def test_an_agent_takes_over_what_the_command_wrote_beside_it(acceptor, host_dir, agent):
     rotate(host_dir)
 

@@ -72,6 +72,8 @@ def checklist(token: EnrolmentToken | None, host: Host | None) -> list[Check]:
 
 def open_checks(host: Host) -> list[Check]:
     """Return what a person still has to mend on a host, for its own page."""
+    if host.kind != "agent" or host.state == HostState.RETIRED:
+        return []
     return [check for check in checklist(None, host) if check.look == BAD]
 
 

@@ -5,6 +5,7 @@ rotates or is locked out, and again by ``sync`` after whatever befell Redis. Onl
 secrets are kept here and there.
 """
 
+import contextlib
 import hashlib
 import hmac
 import re
@@ -205,10 +206,8 @@ def _ask(admin: redis.Redis, *words: str) -> Any:  # noqa: ANN401 (a reply of an
 
 def _save(admin: redis.Redis) -> None:
     """Keep the users over a restart; without an ACL file ``sync`` writes them again."""
-    try:
+    with contextlib.suppress(redis.ResponseError):
         _ask(admin, "ACL", "SAVE")
-    except redis.ResponseError as error:
-        log.debug("users are not saved by redis", cause=str(error))
 
 
 def _text(value: bytes | str) -> str:

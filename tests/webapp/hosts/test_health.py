@@ -3,6 +3,7 @@
 import pytest
 
 from tests.webapp.conftest import client_of
+from webapp.hosts.checks import open_checks
 from webapp.hosts.health import health_of
 
 pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
@@ -79,3 +80,18 @@ def test_the_page_names_disks_and_interfaces(host, alice):
     page = client_of(alice).get(f"/hosts/{host.slug}/").content.decode()
 
     assert all(word in page for word in ("/data", "ext4", "eth0", "10.0.0.7"))
+
+
+def test_what_is_to_be_mended_stands_on_the_hosts_page_and_comes_with_updates(host, olga):
+    page = client_of(olga).get(f"/hosts/{host.slug}/").content.decode()
+    update = client_of(olga).get(f"/hosts/{host.slug}/", headers={"HX-Request": "true"})
+
+    assert "not installed on the host" in page  # torch
+    assert f"/hosts/{host.slug}/recheck/" in page
+    assert "not installed on the host" in update.content.decode()
+
+
+@pytest.mark.parametrize(("field", "value"), [("kind", "virtual"), ("state", "retired")])
+def test_a_host_that_runs_nothing_has_nothing_to_mend(host, field, value):
+    setattr(host, field, value)
+    assert open_checks(host) == []

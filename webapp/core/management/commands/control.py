@@ -1,6 +1,7 @@
 """``manage.py control``: ring hosts, and take what they report from Redis."""
 
 import threading
+from collections.abc import Callable
 
 import redis
 from django.core.management.base import BaseCommand
@@ -30,7 +31,9 @@ class Command(BaseCommand):
         _take_roles(stop)
         consumer = StreamConsumer(broker.connection(broker.CONSUMER))
         consuming = threading.Thread(
-            target=run_loop, args=("consumer", consumer.step, 0.0, stop), name="consumer"
+            target=run_loop,
+            args=("consumer", _with_users(consumer.step), 0.0, stop),
+            name="consumer",
         )
         trips = RoundTrips(broker.connection(broker.CONSUMER), ring)
         trying = threading.Thread(
@@ -41,6 +44,19 @@ class Command(BaseCommand):
         run_loop("dispatcher", Dispatcher().step, DISPATCH_SECONDS, stop)
         for thread in (consuming, trying):
             thread.join()
+
+
+def _with_users(step: Callable[[], object]) -> Callable[[], object]:
+    """Have the step's users made anew when Redis came back without them."""
+
+    def kept() -> object:
+        try:
+            return step()
+        except (redis.AuthenticationError, redis.exceptions.NoPermissionError):
+            provision()
+            raise
+
+    return kept
 
 
 def _take_roles(stop: Stopper) -> None:

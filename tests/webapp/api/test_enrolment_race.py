@@ -1,0 +1,36 @@
+"""A hundred machines knock at one moment with one token, over real HTTP: one becomes a host."""
+
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from runners.messages import EnrollRequest
+from tests.webapp.conftest import make_facts
+from webapp.hosts.models import EnrolmentToken, Host
+from webapp.hosts.services import token_create
+
+NUM_MACHINES = 100
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+def test_of_a_hundred_machines_with_one_token_one_becomes_a_host(live_server, team):
+    _, text = token_create(team=team, by=None, name="Box")
+    body = EnrollRequest(token=text, facts=make_facts(), sent_at_ms=0).model_dump_json()
+    start = threading.Barrier(NUM_MACHINES)
+
+    def knock(_: int) -> int:
+        start.wait()
+        url = f"{live_server.url}/api/v1/hosts/enroll"
+        headers = {"Content-Type": "application/json"}
+        return httpx.post(url, content=body, headers=headers, timeout=120).status_code
+
+    with ThreadPoolExecutor(NUM_MACHINES) as pool:
+        answers = Counter(pool.map(knock, range(NUM_MACHINES)))
+
+    assert answers == {200: 1, 401: NUM_MACHINES - 1}
+    assert Host.objects.count() == 1
+    assert EnrolmentToken.objects.get().host == Host.objects.get()
