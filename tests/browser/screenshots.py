@@ -98,6 +98,8 @@ def main(out: Path) -> None:
             "job-config": f"/jobs/{job_id}/config/",
             "job-artefacts": f"/jobs/{small}/artefacts/",
             "jobs": "/jobs/",
+            "queue": "/queue/",
+            "team-limits": "/queue/limits/",
             "hosts": "/hosts/",
             "host": "/hosts/this-machine/",
             "home": "/",

@@ -33,9 +33,11 @@ def devices_of(host: Host, user: User | AnonymousUser) -> list[DeviceRow]:
     held = Allocation.objects.filter(device__host=host, released_at=None)
     holders = dict(held.values_list("device", "attempt__job"))
     jobs = Job.objects.visible_to(user).in_bulk(set(holders.values()))
+    # A processor that gave way to GPUs is no loss to tell of.
+    devices = host.devices.exclude(kind="cpu", is_present=False)
     return [
         DeviceRow(device, device.pk in holders, jobs.get(holders.get(device.pk, "")))
-        for device in host.devices.order_by("-is_present", "index", "pk")
+        for device in devices.order_by("-is_present", "index", "pk")
     ]
 
 

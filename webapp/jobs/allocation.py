@@ -19,8 +19,8 @@ from webapp.jobs.models import Attempt, Command, Job, JobState
 from webapp.jobs.preflight import Check, run_checks
 from webapp.jobs.transitions import transition
 from webapp.queue.picture import Picture, picture_of, waiting_jobs
-from webapp.queue.policy import Grant
 from webapp.queue.rules import Rules, failed_preflights
+from webapp.queue.snapshot import Grant
 
 ACTOR = "system:allocator"
 MAX_PREFLIGHTS = 3

@@ -11,11 +11,13 @@ from webapp.core.clock import now
 from webapp.hosts.contact import Contact, contact_of
 from webapp.hosts.models import Device, Host, HostState, Pool
 from webapp.jobs.models import Allocation, Attempt, Job, JobState
-from webapp.queue import policy
+from webapp.queue import snapshot as values
 from webapp.queue.forecast import left_seconds, length_seconds
+from webapp.queue.policy import decide
 from webapp.queue.rules import Rules
 
 FAIR_DAYS = 7
+LARGE = ("facts", "microbench", "calibration")  # what no decision reads
 RUNS_THERE = ("claimed", "running")
 
 
@@ -24,15 +26,15 @@ class Picture:
     """One pool at one instant."""
 
     pool: Pool
-    snapshot: policy.Snapshot
+    snapshot: values.Snapshot
     hosts: Mapping[str, Host]
     devices: Mapping[str, Device]
     jobs: Mapping[str, Job]  # those that wait and those that hold devices
     holders: Mapping[str, Attempt]  # by device
 
-    def decide(self) -> policy.Decision:
+    def decide(self) -> values.Decision:
         """Return everybody's turn."""
-        return policy.decide(self.snapshot)
+        return decide(self.snapshot)
 
 
 def waiting_jobs(pool: Pool) -> list[Job]:
@@ -43,12 +45,16 @@ def waiting_jobs(pool: Pool) -> list[Job]:
 
 def picture_of(pool: Pool, jobs: Sequence[Job], rules: Rules) -> Picture:
     """Return the pool with the jobs that wait in it; ``rules`` say who may not be tried."""
-    hosts = {h.pk: h for h in Host.objects.filter(pool=pool, kind="agent")}
+    rows = Host.objects.filter(pool=pool, kind="agent").defer(*LARGE)
+    hosts = {host.pk: host for host in rows}
     devices = {d.pk: d for d in Device.objects.filter(host__in=hosts).order_by("index", "pk")}
     holders = {**_still_there(hosts.values()), **_holders(pool)}
     left = {attempt.pk: left_seconds(attempt) for attempt in holders.values()}
-    snapshot = policy.Snapshot(
-        hosts=tuple(_host(host, devices.values(), holders, left) for host in hosts.values()),
+    of_host: dict[str, list[values.Device]] = {pk: [] for pk in hosts}
+    for device in devices.values():
+        of_host[device.host_id].append(_device(device, holders.get(device.pk), left))
+    snapshot = values.Snapshot(
+        hosts=tuple(_host(host, of_host[host.pk]) for host in hosts.values()),
         demands=tuple(_demand(job, rules(job)) for job in jobs),
         used=used_by_team(pool, rules.shares()) if len(rules.shares()) > 1 else {},
         shares=rules.shares(),
@@ -79,19 +85,12 @@ def _still_there(hosts: Collection[Host]) -> dict[str, Attempt]:
     return {row.device_id: row.attempt for row in rows.select_related("attempt__job")}
 
 
-def _host(
-    host: Host,
-    devices: Collection[Device],
-    holders: Mapping[str, Attempt],
-    left: Mapping[str, float | None],
-) -> policy.Host:
+def _host(host: Host, devices: Sequence[values.Device]) -> values.Host:
     contact = contact_of(host)
     is_ready = host.state == HostState.READY
-    return policy.Host(
+    return values.Host(
         id=host.pk,
-        devices=tuple(
-            _device(one, holders.get(one.pk), left) for one in devices if one.host_id == host.pk
-        ),
+        devices=tuple(devices),
         takes_singles=is_ready and contact in {Contact.LIVE, Contact.DEGRADED},
         takes_gangs=is_ready and contact is Contact.LIVE,
     )
@@ -99,9 +98,9 @@ def _host(
 
 def _device(
     device: Device, holder: Attempt | None, left: Mapping[str, float | None]
-) -> policy.Device:
+) -> values.Device:
     seconds = left[holder.pk] if holder else 0.0
-    return policy.Device(
+    return values.Device(
         id=device.pk,
         index=device.index,
         kind=device.kind,
@@ -109,14 +108,14 @@ def _device(
         # What a processor may use is what is available: its preflight looks.
         memory_bytes=device.memory_bytes if device.kind == "gpu" else 2**63,
         is_held=holder is not None,
-        free_seconds=policy.FOREVER if seconds is None else seconds,
+        free_seconds=values.FOREVER if seconds is None else seconds,
         held_by=holder.job_id if holder else None,
         is_usable=device.is_present and device.cordoned_at is None,
     )
 
 
-def _demand(job: Job, held_back: str) -> policy.Demand:
-    return policy.Demand(
+def _demand(job: Job, held_back: str) -> values.Demand:
+    return values.Demand(
         job=job.pk,
         team=job.team_id,
         queued_at=job.queued_at.timestamp() if job.queued_at else 0.0,

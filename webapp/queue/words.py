@@ -13,8 +13,8 @@ from webapp.hosts.contact import Contact, contact_of, silent_seconds
 from webapp.hosts.models import Host, HostState, Pool
 from webapp.jobs.models import Job
 from webapp.queue.picture import Picture, least_memory_bytes, picture_of, waiting_jobs
-from webapp.queue.policy import Wait, Why
 from webapp.queue.rules import Rules
+from webapp.queue.snapshot import Wait, Why
 
 SOON = timedelta(hours=20)
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from webapp.queue.policy import (
+from webapp.queue.policy import decide
+from webapp.queue.snapshot import (
     FOREVER,
     Decision,
     Demand,
@@ -12,7 +13,6 @@ from webapp.queue.policy import (
     Snapshot,
     Wait,
     Why,
-    decide,
 )
 
 GIB = 1024**3
