@@ -58,7 +58,7 @@ def _gang(grant: Grant, picture: Picture) -> Gang:
 
 def _take(job: Job, gang: Gang) -> bool:
     """Give the job its devices and ring their hosts, or send it back with the failed checks."""
-    checks = [check for host, _ in gang for check in run_checks(job, host)]
+    checks = [check for host, devices in gang for check in run_checks(job, host, devices)]
     failed = [check for check in checks if not check.is_ok]
     if failed:
         transition(job, JobState.PREFLIGHT, actor=ACTOR, detail=_detail(checks))

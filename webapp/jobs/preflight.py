@@ -4,10 +4,11 @@ This look costs nothing and spares the host a start that cannot be; the host its
 at what is there at that moment, before it claims (``runners/preflight.py``).
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from webapp.hosts.contact import Contact, contact_of, silent_seconds
-from webapp.hosts.models import Host, HostState
+from webapp.hosts.models import Device, Host, HostState
 from webapp.jobs.models import Job
 
 MIN_FREE_DISK_BYTES = 1024**3
@@ -28,9 +29,14 @@ class Check(NamedTuple):
         return {"name": self.name, "ok": self.is_ok, "sentence": self.sentence, "remedy": remedy}
 
 
-def run_checks(job: Job, host: Host) -> list[Check]:
-    """Return every check of ``job`` on ``host``, from the host's last beat."""
-    return [_state(host), _contact(host), _disk(host), _memory(job, host)]
+def run_checks(job: Job, host: Host, devices: Sequence[Device] = ()) -> list[Check]:
+    """Return every check of ``job`` on ``host`` and its devices, from the host's last beat.
+
+    What a job on GPUs is predicted to need is asked of each of them, else of the host.
+    """
+    gpus = [device for device in devices if device.kind == "gpu"]
+    memory = [_gpu_memory(job, host, gpu) for gpu in gpus] or [_memory(job, host)]
+    return [_state(host), _contact(host), _disk(host), *memory]
 
 
 def _state(host: Host) -> Check:
@@ -56,10 +62,33 @@ def _disk(host: Host) -> Check:
     return Check("disk", is_ok, sentence, "Free some space on the host.")
 
 
+def gpu_load(host: Host, device: Device) -> dict[str, Any]:
+    """Return what the host's last beat says of a GPU; nothing where it says nothing."""
+    loads = host.last_beat.get("gpus") or ()
+    return next((load for load in loads if load.get("uuid") == device.uuid), {})
+
+
+def _gpu_memory(job: Job, host: Host, gpu: Device) -> Check:
+    name, least = f"memory of GPU {gpu.index}", _least_bytes(job)
+    if least is None:
+        return Check(name, is_ok=True, sentence="No peak memory was predicted for this job.")
+    free = gpu.memory_bytes - int(gpu_load(host, gpu).get("memory_used_bytes") or 0)
+    sentence = (
+        f"{free / GIB:.2f} GiB of GPU {gpu.index} are free; "
+        f"the job is predicted to need at least {least / GIB:.2f} of it."
+    )
+    remedy = "See on the host's page what else uses the GPU, or cordon it until that has ended."
+    return Check(name, free >= least, sentence, remedy)
+
+
+def _least_bytes(job: Job) -> float | None:
+    peak = job.prediction.get("peak_memory_bytes") or {}
+    return peak.get("low") or peak.get("value")
+
+
 def _memory(job: Job, host: Host) -> Check:
     available = int(host.last_beat.get("memory_available_bytes") or 0)
-    peak = job.prediction.get("peak_memory_bytes") or {}
-    least = peak.get("low") or peak.get("value")
+    least = _least_bytes(job)
     if least is None:
         return Check("memory", is_ok=True, sentence="No peak memory was predicted for this job.")
     sentence = (

@@ -1,7 +1,7 @@
 """A pool as it is now, read once: the policy's snapshot, and the rows that its words name."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from django.db.models import DurationField, ExpressionWrapper, F, Sum
@@ -11,6 +11,7 @@ from webapp.core.clock import now
 from webapp.hosts.contact import Contact, contact_of
 from webapp.hosts.models import Device, Host, HostState, Pool
 from webapp.jobs.models import Allocation, Attempt, Job, JobState
+from webapp.jobs.preflight import gpu_load
 from webapp.queue import snapshot as values
 from webapp.queue.forecast import left_seconds, length_seconds
 from webapp.queue.policy import decide
@@ -52,7 +53,11 @@ def picture_of(pool: Pool, jobs: Sequence[Job], rules: Rules) -> Picture:
     left = {attempt.pk: left_seconds(attempt) for attempt in holders.values()}
     of_host: dict[str, list[values.Device]] = {pk: [] for pk in hosts}
     for device in devices.values():
-        of_host[device.host_id].append(_device(device, holders.get(device.pk), left))
+        holder = holders.get(device.pk)
+        found = _device(device, holder, left)
+        if holder is None and foreign_pids(hosts[device.host_id], device):
+            found = replace(found, is_held=True, free_seconds=values.FOREVER)
+        of_host[device.host_id].append(found)
     snapshot = values.Snapshot(
         hosts=tuple(_host(host, of_host[host.pk]) for host in hosts.values()),
         demands=tuple(_demand(job, rules(job)) for job in jobs),
@@ -112,6 +117,14 @@ def _device(
         held_by=holder.job_id if holder else None,
         is_usable=device.is_present and device.cordoned_at is None,
     )
+
+
+def foreign_pids(host: Host, device: Device) -> list[int]:
+    """Return the processes on a device that are no job of ours, as its host's last beat says.
+
+    Nobody ends them; the device is simply not given to a job while they are there.
+    """
+    return list(gpu_load(host, device).get("foreign_pids") or ())
 
 
 def _demand(job: Job, held_back: str) -> values.Demand:

@@ -23,7 +23,7 @@ from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.models import Job, Priority
 from webapp.live.page import live_context, page_or_regions
 from webapp.queue.forecast import left_seconds
-from webapp.queue.picture import Picture, picture_of, waiting_jobs
+from webapp.queue.picture import Picture, foreign_pids, picture_of, waiting_jobs
 from webapp.queue.reorder import job_move, job_prioritise, seal_of
 from webapp.queue.rules import Rules
 from webapp.queue.words import Line, lines_in, when_words
@@ -156,6 +156,9 @@ def _held(device_id: str, picture: Picture, teams: set[str]) -> Held:
     if holder is None:
         if device.cordoned_at:
             return Held(name, None, f"cordoned: {device.cordon_reason}", "shut")
+        if pids := foreign_pids(picture.hosts[device.host_id], device):
+            listed = ", ".join(map(str, pids[:3]))
+            return Held(name, None, f"used by process {listed}, which is no job of ours", "shut")
         return Held(name, None, "free", "free")
     left = left_seconds(holder)
     until = f"until ≈ {_clock(left)}" if left is not None else "end not forecast"

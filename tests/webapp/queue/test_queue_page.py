@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from tests.webapp.conftest import client_of, make_job
+from tests.webapp.conftest import client_of, make_beat, make_job
 from webapp.core.clock import now
+from webapp.hosts.beats import host_beat
 from webapp.hosts.models import Device
 from webapp.jobs.models import Job
 from webapp.jobs.services import job_submit
@@ -129,3 +130,9 @@ def test_a_guests_job_waits_in_the_hosts_queue(charlie, other_team, node_a, wait
     job = make_job(other_team, charlie, None, pool=node_a.pool, devices_per_host=1, name="Guest")
     job_submit(job=job, by="charlie")
     assert "Guest" in page(charlie)
+
+
+def test_a_stranger_on_a_device_is_named_by_its_process(alice, node_a):
+    load = {"uuid": "node-a-2", "memory_used_bytes": 1, "utilization": 0.5}
+    host_beat(host=node_a, beat=make_beat(gpus=[{**load, "foreign_pids": (4321,)}]))
+    assert "GPU 2 used by process 4321, which is no job of ours" in text(page(alice))

@@ -188,3 +188,39 @@ def test_a_job_that_was_stopped_after_it_was_read_gets_nothing(submit, node_a):
     jobs = waiting_jobs(node_a.pool)
     Job.objects.filter(pk=job.pk).update(state="stopped")
     assert not may_take(Rules(jobs), jobs[0], [(node_a, list(node_a.devices.all()))])
+
+
+# What the last beat says of each device
+
+
+def beat_with(*loads: dict):
+    return make_beat(gpus=[{"memory_used_bytes": 0, "utilization": 0.0, **load} for load in loads])
+
+
+def test_a_gpu_that_a_stranger_uses_is_not_given(submit, node_a):
+    host_beat(host=node_a, beat=beat_with({"uuid": "node-a-0", "foreign_pids": (4321,)}))
+    assert held(submit(node_a)) == ["node-a-1"]
+
+
+def test_a_gang_waits_while_a_stranger_is_on_one_of_its_gpus(submit, node_a):
+    host_beat(host=node_a, beat=beat_with({"uuid": "node-a-0", "foreign_pids": (4321,)}))
+    job = submit(node_a, devices_per_host=4)
+    assert "node-a has 3 of 4 free" in waiting_line(job).sentence
+    host_beat(host=node_a, beat=beat_with({"uuid": "node-a-0"}))
+    assert len(held(job)) == 4
+
+
+def test_a_gpu_with_too_little_free_memory_fails_the_preflight_by_its_number(submit, node_a):
+    load = {"uuid": "node-a-0", "memory_used_bytes": 20 * GIB}
+    host_beat(host=node_a, beat=beat_with(load))
+    peak = {"peak_memory_bytes": {"value": 12 * GIB, "low": 11 * GIB, "high": 13 * GIB}}
+    job = submit(node_a, prediction=peak)
+    assert "4.00 GiB of GPU 0 are free; the job is predicted to need at least 11.00" in (
+        waiting_line(job).sentence
+    )
+
+
+def test_memory_of_the_host_is_not_asked_of_a_job_on_a_gpu(submit, node_a):
+    host_beat(host=node_a, beat=make_beat(memory_available_bytes=8 * GIB))
+    peak = {"peak_memory_bytes": {"value": 12 * GIB, "low": 11 * GIB, "high": 13 * GIB}}
+    assert submit(node_a, prediction=peak).state == "preflight"
