@@ -9,8 +9,7 @@ import pytest
 
 from webapp.core.clock import now
 from webapp.jobs.models import Job
-from webapp.jobs.plots import GAP_MS, draw, latest_values, span_ms
-from webapp.jobs.plots import _series as for_page
+from webapp.jobs.plots import GAP_MS, draw, latest_values, series_of, span_ms
 from webapp.metrics.read import Series as Stored
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -39,23 +38,23 @@ def stored(values, step_ms=1000, times=None) -> Stored:
     ],
 )
 def test_what_is_no_number_is_not_drawn_wherever_it_stands(values, kept):
-    assert for_page(stored(values)).known == kept
+    assert series_of(stored(values)).known == kept
 
 
 def test_a_long_silence_lifts_the_pen():
-    series = for_page(stored([1.0, NAN, 2.0], times=[0, GAP_MS // 2, GAP_MS]))
+    series = series_of(stored([1.0, NAN, 2.0], times=[0, GAP_MS // 2, GAP_MS]))
 
     assert series.values == (1.0, None, 2.0)
 
 
 def test_a_short_silence_is_the_jobs_own_pace():
-    series = for_page(stored([1.0, NAN, 2.0], times=[0, GAP_MS // 4, GAP_MS // 2]))
+    series = series_of(stored([1.0, NAN, 2.0], times=[0, GAP_MS // 4, GAP_MS // 2]))
 
     assert series.values == (1.0, 2.0)
 
 
 def test_instants_and_values_stay_side_by_side():
-    series = for_page(stored([1.0, NAN, 2.0, NAN], step_ms=1000))
+    series = series_of(stored([1.0, NAN, 2.0, NAN], step_ms=1000))
 
     assert (series.t_ms, series.values) == ((0, 2000), (1.0, 2.0))
 

@@ -5,7 +5,7 @@ from html import unescape
 
 import pytest
 
-from tests.webapp.conftest import client_of
+from tests.webapp.conftest import client_of, new_attempt
 from webapp.core.clock import now
 from webapp.jobs.models import Job, Measurement
 from webapp.plans.launching import plan_launch
@@ -230,6 +230,7 @@ def test_a_deleted_job_leaves_the_history_with_its_figures(alice, kept, job):
 
 def test_the_last_job_of_a_plan_is_shown_first(alice, kept, job):
     second = plan_launch(plan=kept, by=alice)
+    new_attempt(second)
     measure(job, 2.0)
     measure(second, 2.2)
 
