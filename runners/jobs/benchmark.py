@@ -10,7 +10,7 @@ from runners.jobs.loading import (
     HOW_QUANTISED,
     QUANTISED,
     load_model,
-    model_folder,
+    opened_model,
     pick_device,
     preload_library,
     stored_quantisation,
@@ -73,7 +73,7 @@ def _has_original(job: Job, spec: BenchmarkSpec) -> bool:
         spec.model, FolderModel | ArtefactModel
     ):
         return False
-    return stored_quantisation(model_folder(spec.model, job.host_dir)) is None
+    return stored_quantisation(opened_model(spec.model, job.host_dir)) is None
 
 
 def _original_perplexity(spec: BenchmarkSpec, stages: Stages, job: Job) -> Perplexity:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from torchao.quantization import Int8WeightOnlyConfig
 from transformers import (
     AutoConfig,
@@ -27,6 +28,7 @@ from transformers import (
     TorchAoConfig,
 )
 
+from runners.jobs.model_files import check_config, pinned
 from runners.jobs.runtime import BadInputError, Job, MissingModelError
 from runners.jobspec import (
     NF4_BLOCK,
@@ -87,7 +89,7 @@ def load_model(
         ref = RandomModel(config=demo_config(ref))
     if isinstance(ref, RandomModel):
         return LoadedModel(_load_random(job, ref, dtype, device), None, device)
-    folder = model_folder(ref, job.host_dir)
+    folder = opened_model(ref, job.host_dir)
     return LoadedModel(load_folder(folder, dtype, device), load_tokenizer(folder), device)
 
 
@@ -117,6 +119,17 @@ def model_folder(ref: FolderModel | ArtefactModel, host_dir: Path) -> Path:
         _check_inside(folder, roots, "folder")
     _check_complete(folder)
     return folder
+
+
+def opened_model(ref: FolderModel | ArtefactModel, host_dir: Path) -> Path:
+    """Return a private folder of the opened files of the model that a reference names.
+
+    Raises:
+        MissingModelError: it lies outside the roots, is absent, or lacks a file.
+        BadInputError: a file is no plain one, or the config is not sane.
+    """
+    roots = [(host_dir / "attempts").resolve(), *model_roots(host_dir)]
+    return pinned(model_folder(ref, host_dir), roots)
 
 
 def model_roots(host_dir: Path) -> list[Path]:
@@ -151,7 +164,7 @@ def load_folder(folder: Path, dtype: WeightDtype, device: torch.device) -> PreTr
             trust_remote_code=False,
             **options,
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         msg = f"cannot load {folder} as a causal language model: {_first_line(error)}"
         raise BadInputError(msg) from error
     return ready(model)
@@ -256,6 +269,7 @@ def fresh_model(config: dict[str, object], dtype: torch.dtype) -> PreTrainedMode
     Raises:
         BadInputError: the config names no known architecture or contradicts itself.
     """
+    check_config(config, "the job's model")
     model_type = str(config.get("model_type", ""))
     try:
         parsed = AutoConfig.for_model(model_type, **library_fields(model_type, config))

@@ -19,7 +19,7 @@ from runners.jobs.loading import (
     LoadedModel,
     load_folder,
     load_tokenizer,
-    model_folder,
+    opened_model,
     pick_device,
     preload_library,
     require_tokenizer,
@@ -102,7 +102,7 @@ def source_folder(job: Job, spec: QuantizeSpec) -> Path:
             "training job first and choose the model that it leaves"
         )
         raise MissingModelError(msg)
-    folder = model_folder(spec.model, job.host_dir)
+    folder = opened_model(spec.model, job.host_dir)
     stored = stored_quantisation(folder)
     if stored is not None:
         msg = f"{folder} holds {stored} weights already; choose its original"

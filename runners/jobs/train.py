@@ -17,7 +17,7 @@ from runners.jobs.loading import (
     fresh_model,
     load_folder,
     load_tokenizer,
-    model_folder,
+    opened_model,
     pick_device,
     ready,
     stored_quantisation,
@@ -136,7 +136,7 @@ def _tokenizer(job: Job, spec: TrainSpec, corpus: Corpus) -> PreTrainedTokenizer
     if isinstance(spec.model, RandomModel):
         msg = "training needs a tokenizer, and random weights have none: choose the demo model"
         raise BadInputError(msg)
-    folder = model_folder(spec.model, job.host_dir)
+    folder = opened_model(spec.model, job.host_dir)
     tokenizer = load_tokenizer(folder)
     if tokenizer is None:
         msg = f"{folder} lacks tokenizer.json, which training needs; add it to the folder"
@@ -159,7 +159,7 @@ def _model(
     if isinstance(spec.model, RandomModel):
         msg = "random weights have no tokenizer to train with"
         raise BadInputError(msg)
-    folder = model_folder(spec.model, job.host_dir)
+    folder = opened_model(spec.model, job.host_dir)
     if stored_quantisation(folder) is not None:
         msg = f"{folder} holds quantised weights, which do not train; take its original"
         raise BadInputError(msg)

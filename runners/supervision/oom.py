@@ -17,11 +17,12 @@ GPU = re.compile(
     r"|KV cache is needed, which is larger than the available KV cache memory"
     r"|RESOURCE_EXHAUSTED: Out of memory"
 )
-# torch's allocator of main memory, numpy, Python, the C++ library, the kernel's own words.
+# torch's allocator of main memory, numpy, Python, the C++ and Rust libraries, the kernel.
 HOST = re.compile(
     r"DefaultCPUAllocator: (can't allocate|not enough) memory"
     r"|^(\w+\.)*_?(Array)?MemoryError\b"
     r"|std::bad_alloc"
+    r"|memory allocation of \d+ bytes failed"
     r"|Cannot allocate memory",
     re.MULTILINE,
 )

@@ -10,6 +10,7 @@ _ASKED = (
     re.compile(rf"[Tt]ried to allocate {_SIZE}"),  # torch, both allocators
     re.compile(rf"Unable to allocate {_SIZE}"),  # numpy
     re.compile(rf"allocating {_SIZE} on device"),  # llama.cpp
+    re.compile(rf"memory allocation of {_SIZE} failed"),  # Rust
 )
 _CAPACITY = re.compile(rf"total capaci?ty of {_SIZE}")
 _FREE = re.compile(rf"of which {_SIZE} is free")

@@ -28,7 +28,7 @@ TAB = "job-postmortem"
 def job_postmortem(request: HttpRequest, job_id: str) -> HttpResponse:
     """Explain why a job failed, with what it measured and what would have fitted."""
     job = load_job(request, job_id)
-    context = job_context(request, job, TAB)
+    context = job_context(request, job, TAB) | {"outcome": None}  # the tab itself says it
     if has_postmortem(job):
         found = postmortem_of(job)
         context["found"] = found

@@ -211,6 +211,7 @@ def outcome_of(job: Job) -> dict[str, Any] | None:
     return {
         "sentence": words.sentence,
         "next_step": words.next_step,
+        "postmortem_url": reverse("job-postmortem", args=[job.pk]) if has_postmortem(job) else "",
         "exit_code": record.get("exit_code"),
         "signal": record.get("signal"),
         "last_lines": record.get("last_lines", []),

@@ -28,6 +28,7 @@ def test_all_of_torchs_figures_are_read():
         (DEVICE["llama.cpp"], 144 * MIB),
         (MAIN["torch"], 132426121216),
         (MAIN["torch elsewhere"], 1981808640),
+        (MAIN["rust"], 4456464),
         (DEVICE["vllm"], None),
     ],
 )

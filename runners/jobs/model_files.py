@@ -1,0 +1,179 @@
+"""Opens a model's files so that nothing but them is read, whoever else writes in its folder.
+
+Each file is opened once, through its folder's own handle, without following a link; what the
+libraries are given is a private folder of names that lead to those handles. A file that is
+swapped for a link afterwards changes nothing. Only data files have a name there: weights as
+safetensors, JSON, vocabularies; no pickle and no code.
+"""
+
+import atexit
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runners.jobs.runtime import BadInputError, MissingModelError
+
+DATA_SUFFIXES = frozenset({".json", ".jinja", ".model", ".safetensors", ".txt"})
+MAX_FILES = 4096
+MAX_CONFIG_BYTES = 1024**2
+MAX_DEPTH = 20
+MAX_ITEMS = 100_000
+MAX_SIZE = 2**31  # no size of a model is larger; 10 GB numbers are only meant to break a reader
+# A reader makes one object for each: these count how often a loop goes round.
+MAX_COUNTS = {
+    "num_hidden_layers": 2048, "num_layers": 2048, "n_layer": 2048, "n_layers": 2048,
+    "num_experts": 4096, "num_local_experts": 4096, "n_routed_experts": 4096,
+    "encoder_layers": 2048, "decoder_layers": 2048,
+}  # fmt: skip
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def pinned(folder: Path, roots: Sequence[Path]) -> Path:
+    """Return a private folder whose names lead to the opened files of a model folder.
+
+    Raises:
+        MissingModelError: the folder, or a file that it links to, lies outside the roots.
+        BadInputError: a file is no plain file, has a second name, or the config is not sane.
+    """
+    place = Path(tempfile.mkdtemp(prefix="slipway-model-"))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    private = place / folder.name
+    private.mkdir()
+    handle = _open_below(folder, roots)
+    try:
+        for name in _data_names(handle):
+            file = _open_file(folder, handle, name, roots)
+            (private / name).symlink_to(f"/proc/self/fd/{file}")
+    finally:
+        os.close(handle)
+    if (private / "config.json").exists():
+        check_config(read_config(private / "config.json"), str(folder))
+    return private
+
+
+def _open_below(path: Path, roots: Sequence[Path]) -> int:
+    """Return a handle of a folder that was reached from a root without following any link."""
+    root = next((root for root in roots if path.is_relative_to(root)), None)
+    if root is None:
+        raise MissingModelError(f"{path} lies outside of this host's model folders")
+    handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for part in path.relative_to(root).parts:
+        try:
+            below = os.open(part, _DIRECTORY, dir_fd=handle)
+        except OSError as error:
+            raise MissingModelError(f"{path} cannot be opened: {error.strerror}") from None
+        finally:
+            os.close(handle)
+        handle = below
+    return handle
+
+
+def _data_names(handle: int) -> Iterator[str]:
+    with os.scandir(handle) as entries:
+        names = [entry.name for entry in entries if Path(entry.name).suffix in DATA_SUFFIXES]
+    if len(names) > MAX_FILES:
+        raise BadInputError(f"the model folder has {len(names)} files; {MAX_FILES} are read")
+    yield from sorted(names)
+
+
+def _open_file(folder: Path, handle: int, name: str, roots: Sequence[Path]) -> int:
+    """Return a handle of a plain file; a link is followed once, to a file below a root."""
+    try:
+        file = os.open(name, _FILE, dir_fd=handle)
+    except OSError:
+        file = _open_target(folder / name, roots)
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode):
+        raise BadInputError(f"{folder / name} is no plain file; copy the model again")
+    if found.st_nlink > 1:
+        raise BadInputError(
+            f"{folder / name} has {found.st_nlink} names on this host, and one may lie outside of "
+            "its model folders; copy the file instead of linking it"
+        )
+    return file
+
+
+def _open_target(link: Path, roots: Sequence[Path]) -> int:
+    target = link.resolve()
+    handle = _open_below(target.parent, roots)
+    try:
+        return os.open(target.name, _FILE, dir_fd=handle)
+    except OSError as error:
+        raise MissingModelError(f"{link} cannot be opened: {error.strerror}") from None
+    finally:
+        os.close(handle)
+
+
+# The config: read within limits, and held to what a model can be
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the object in a config.json.
+
+    Raises:
+        BadInputError: it is too long, too deep, or no JSON object.
+    """
+    with path.open("rb") as file:
+        data = file.read(MAX_CONFIG_BYTES + 1)
+    if len(data) > MAX_CONFIG_BYTES:
+        raise BadInputError(f"config.json is longer than {MAX_CONFIG_BYTES} bytes")
+    _check_depth(data)
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BadInputError(f"config.json is no JSON: {str(error)[:200]}") from None
+    if not isinstance(document, dict):
+        raise BadInputError("config.json is no object")
+    return document
+
+
+def _check_depth(data: bytes) -> None:
+    """Refuse what is nested too deeply before any parser goes down there."""
+    depth = deepest = 0
+    is_text = is_escaped = False
+    for byte in data:
+        if is_text:
+            is_text = is_escaped or byte != ord('"')
+            is_escaped = byte == ord("\\") and not is_escaped
+        elif byte == ord('"'):
+            is_text = True
+        elif byte in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif byte in b"]}":
+            depth -= 1
+    if deepest > MAX_DEPTH:
+        raise BadInputError(f"config.json is nested {deepest} deep; {MAX_DEPTH} is the limit")
+
+
+def check_config(config: Mapping[str, Any], where: str) -> None:
+    """Refuse sizes that no model has, before anything is built of them.
+
+    Raises:
+        BadInputError: with the field, its value and the limit.
+    """
+    for number, (name, value) in enumerate(_numbers(config)):
+        if number > MAX_ITEMS:
+            raise BadInputError(f"{where}: config.json has more than {MAX_ITEMS} values")
+        limit = MAX_COUNTS.get(name.rpartition(".")[2], MAX_SIZE)
+        if isinstance(value, int) and not -limit <= value <= limit:
+            shown = str(value) if abs(value) < 10**30 else "a number of more than 30 digits"
+            raise BadInputError(f"{where}: config.json: {name} is {shown}; {limit} is the limit")
+
+
+def _numbers(value: object, name: str = "") -> Iterator[tuple[str, object]]:
+    """Yield every value of a document with its dotted name; the depth is bounded by now."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _numbers(inner, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _numbers(inner, name)
+    else:
+        yield name, value
