@@ -101,13 +101,15 @@ def attempt_secrets(run: RunRequest) -> dict[str, SecretStr]:
     except VaultError as error:
         log.warning("secrets do not open", job=job.pk, why=str(error))
         return {}
-    Event.objects.create(
-        at=now(),
-        team_id=job.team_id,
+    Event.objects.get_or_create(  # a claim whose reply was lost is answered again
         kind="job.secrets",
         subject=job.pk,
         attempt_id=run.attempt_id,
-        actor="system:claims",
-        detail={"names": sorted(opened)},
+        defaults={
+            "at": now(),
+            "team_id": job.team_id,
+            "actor": "system:claims",
+            "detail": {"names": sorted(opened)},
+        },
     )
     return {name: SecretStr(value) for name, value in opened.items()}

@@ -154,6 +154,15 @@ def test_a_claim_brings_the_value_and_leaves_a_note(promised):
     assert Secret.objects.get().last_given_at is not None
 
 
+def test_a_claim_that_is_repeated_is_answered_again_and_noted_once(promised):
+    first = attempt_secrets(claim(promised.current_attempt))
+
+    again = attempt_secrets(claim(promised.current_attempt))
+
+    assert again == first
+    assert Event.objects.filter(kind="job.secrets").count() == 1
+
+
 def test_a_job_that_names_none_is_given_none(job, secret):
     assert attempt_secrets(claim(job.current_attempt)) == {}
 
