@@ -125,7 +125,7 @@
   const catchUp = async () => {
     try {
       if (charts?.has()) {
-        const query = new URLSearchParams({ metrics: job.dataset.metrics, since: charts.lastInstant() + 1, points: 500 });
+        const query = new URLSearchParams({ metrics: job.dataset.metrics, since: charts.lastInstant() + 1, points: 500, host: job.dataset.host });
         const answer = await fetch(`${job.dataset.seriesUrl}?${query}`);
         if (answer.ok) {
           for (const { metric, t_ms: times, value } of (await answer.json()).series) {
@@ -134,7 +134,7 @@
         }
       }
       if (log) {
-        const answer = await fetch(`${job.dataset.eventsUrl}?${new URLSearchParams({ after: lastSeq, kind: LOG_KINDS })}`);
+        const answer = await fetch(`${job.dataset.eventsUrl}?${new URLSearchParams({ after: lastSeq, kind: LOG_KINDS, host: job.dataset.host })}`);
         if (answer.ok) write((await answer.json()).events.map(asLine));
       }
     } catch { /* the next poll tries again */ }
@@ -158,8 +158,9 @@
   };
 
   document.addEventListener("live:frame", ({ detail: { event, data } }) => {
-    if (event === "job.metric") append(data.points);
-    else if (event === "job.log") write(data.lines);
+    const isShown = (data.host ?? 0) === Number(job.dataset.host); /* of several hosts one is shown */
+    if (event === "job.metric") { if (isShown) append(data.points); }
+    else if (event === "job.log") { if (isShown) write(data.lines); }
     else refreshSoon(event === "job.state");
     if (event === "job.state" || data.phase) catchUp();
     if (event === "job.state" && FINAL.has(data.state)) finish();

@@ -193,7 +193,7 @@ def new_attempt(job: Job) -> Attempt:
 def claim(attempt: Attempt, claim_id: str = "folder-1", **changes):
     fields = {"fence": attempt.fence, "claim_id": claim_id, "boot_id": "boot-1"}
     request = ClaimRequest(**{**fields, **changes})
-    return attempt_claim(attempt_id=attempt.pk, host=attempt.host, request=request)
+    return attempt_claim(attempt_id=attempt.pk, host=attempt.host, request=request).request
 
 
 @pytest.fixture

@@ -29,8 +29,10 @@ router = Router(tags=["attempts"], auth=HostAuth())
 def claim(request: HttpRequest, attempt_id: str, body: ClaimRequest) -> ClaimReply:
     """Ask for the spec of an attempt: exactly one claim gets it."""
     host = calling_host(request)
-    run = attempt_claim(attempt_id=attempt_id, host=host, request=body)
-    return ClaimReply(request=run, secrets=attempt_secrets(run))
+    reply = attempt_claim(attempt_id=attempt_id, host=host, request=body)
+    if not reply.may_start:
+        return reply
+    return ClaimReply(request=reply.request, secrets=attempt_secrets(reply.request))
 
 
 @router.post("/{attempt_id}/events", response={200: EventAck, **REFUSALS})

@@ -13,10 +13,12 @@ from webapp.accounts.roles import visible_or_404
 from webapp.api.problems import REFUSALS
 from webapp.core.problems import InvalidProblem
 from webapp.jobs.models import AttemptEvent, Job
+from webapp.jobs.parts import part_at
 from webapp.live.tickets import ticket_for
 from webapp.metrics.read import FOREVER_MS, Range, Series, read_series
 
 router = Router(tags=["jobs"], auth=django_auth)
+Rank = Annotated[int, Query(ge=0, le=9999)]
 MAX_EVENTS = 1000
 MAX_TOPICS = 32  # of one ticket: a page follows two or three
 
@@ -64,27 +66,38 @@ class Ticket(Schema):
 
 
 @router.get("/jobs/{job_id}/series", response={200: JobSeries, **REFUSALS})
-def series(
+def series(  # noqa: PLR0913, PLR0917 (each is a parameter of the address)
     request: HttpRequest,
     job_id: str,
     metrics: str,
     since: int = 0,
     until: int = FOREVER_MS,
     points: Annotated[int, Query(ge=10, le=5000)] = 600,
+    host: Rank = 0,
 ) -> JobSeries:
-    """Return comma-separated ``metrics`` between two instants in ms, down-sampled."""
+    """Return comma-separated ``metrics`` between two instants in ms, down-sampled.
+
+    Of a job on several hosts they are those that the host number ``host`` reported.
+    """
     job = visible_or_404(Job, request.user, pk=job_id, deleted_at=None)
-    attempt = job.current_attempt_id
+    part = part_at(job, host)
+    attempt = part.pk if part else None
     wanted = [name.strip() for name in metrics.split(",") if name.strip()]
     found = read_series(attempt, wanted, Range(since, until), points=points) if attempt else []
     return JobSeries(job=job.pk, attempt=attempt, series=[_reply(item) for item in found])
 
 
 @router.get("/jobs/{job_id}/events", response={200: JobEvents, **REFUSALS})
-def events(request: HttpRequest, job_id: str, after: int = 0, kind: str = "") -> JobEvents:
-    """Return at most a thousand events of the current attempt after a number."""
+def events(
+    request: HttpRequest, job_id: str, after: int = 0, kind: str = "", host: Rank = 0
+) -> JobEvents:
+    """Return at most a thousand events of the current attempt after a number.
+
+    Of a job on several hosts they are those that the host number ``host`` reported.
+    """
     job = visible_or_404(Job, request.user, pk=job_id, deleted_at=None)
-    rows = AttemptEvent.objects.filter(attempt=job.current_attempt, seq__gt=after)
+    part = part_at(job, host)
+    rows = AttemptEvent.objects.filter(attempt=part, seq__gt=after)
     if kind:
         rows = rows.filter(kind__in=kind.split(","))
     found = [
@@ -92,7 +105,7 @@ def events(request: HttpRequest, job_id: str, after: int = 0, kind: str = "") ->
         for row in rows[:MAX_EVENTS]
     ]
     last = found[-1].seq if found else after
-    return JobEvents(attempt=job.current_attempt_id, events=found, last_seq=last)
+    return JobEvents(attempt=part.pk if part else None, events=found, last_seq=last)
 
 
 @router.get("/tickets", response={200: Ticket, **REFUSALS})

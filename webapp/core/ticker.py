@@ -12,6 +12,7 @@ from webapp.hosts import redis_users
 from webapp.hosts.sweep import ContactSweep, expire_tokens
 from webapp.jobs.deadlines import StartDeadline, allocate_all
 from webapp.jobs.dispatch import bury_stuck
+from webapp.jobs.gangs import settle_all
 from webapp.jobs.services import queue_expire
 from webapp.metrics.upkeep import prune_old, seal_due
 
@@ -35,6 +36,7 @@ def all_duties() -> list[Duty]:
         Duty("contact", 5.0, ContactSweep().step),
         Duty("allocation", 2.0, allocate_all),
         Duty("start time-out", 5.0, StartDeadline().step),
+        Duty("silent hosts of ending jobs", 5.0, settle_all),
         Duty("queue time-out", 60.0, lambda: queue_expire(older_than=QUEUE_LIFETIME)),
         Duty("stuck commands", 30.0, bury_stuck),
         Duty("metric chunks", 10.0, seal_due),

@@ -168,7 +168,7 @@ def _wanted(hosts: Collection[str]) -> dict[str, list[Wanted]]:
     ).select_related("job")
     found: dict[str, list[Wanted]] = defaultdict(list)
     for attempt in unclaimed:
-        if attempt.job.current_attempt_id == attempt.pk:
+        if _is_current(attempt):
             wanted = Wanted(attempt_id=attempt.pk, fence=attempt.fence, needs=needs_of(attempt))
             found[attempt.host_id].append(wanted)
     return found
@@ -193,7 +193,11 @@ def _stop_reason(attempt: Attempt | None) -> Reason | None:
         return None  # another server's: reported on the host's page, never stopped
     if attempt.stop_reason:
         return Reason(attempt.stop_reason)
-    is_current = attempt.job.current_attempt_id == attempt.pk
-    if is_current and attempt.job.state in LIVE_STATES:
+    if _is_current(attempt) and attempt.job.state in LIVE_STATES:
         return None
     return Reason.SUPERSEDED
+
+
+def _is_current(attempt: Attempt) -> bool:
+    """Return whether it is its job's current attempt, or one of its gang."""
+    return attempt.job.current_attempt_id in {attempt.pk, attempt.leader_id}

@@ -45,6 +45,7 @@ class Host(TeamOwned):
     state = models.CharField(max_length=20, choices=HostState, default=HostState.PENDING)
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="hosts")
     labels = models.JSONField(default=dict, blank=True)
+    address = models.CharField(max_length=45, blank=True)  # chosen of those it has; empty: first
     facts = models.JSONField(default=dict, blank=True)  # runners.facts.HostFacts
     planned = models.JSONField(default=dict, blank=True)  # of a virtual host: device, how many
     microbench = models.JSONField(default=dict, blank=True)  # runners.facts.Microbench

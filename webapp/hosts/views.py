@@ -23,7 +23,7 @@ from webapp.hosts.health import health_of
 from webapp.hosts.models import EnrolmentToken, Host, HostState
 from webapp.hosts.services import credential_revoke, host_set_state, rotation_ask
 from webapp.hosts.virtual import planned_words
-from webapp.jobs.models import FINAL_STATES, Event, Job, JobState, Measurement
+from webapp.jobs.models import FINAL_STATES, Attempt, Event, Job, JobState, Measurement
 from webapp.live.page import live_context, page_or_regions
 
 IS_LIVE = ~Q(jobs__state__in=[*FINAL_STATES, "draft"]) & Q(jobs__deleted_at=None)
@@ -110,7 +110,8 @@ def any_operator(request: HttpRequest) -> bool:
 def host_detail(request: HttpRequest, slug: str) -> HttpResponse:
     """Show one host: what it is, what was measured on it, what runs there."""
     host = visible_or_404(Host, request.user, slug=slug)
-    is_here = Q(host=host) | Q(host=None, requested_host=host)
+    takes_part = Attempt.objects.filter(host=host, leader__isnull=False).values("job")
+    is_here = Q(host=host) | Q(host=None, requested_host=host) | Q(pk__in=takes_part)
     jobs = Job.objects.visible_to(request.user).filter(is_here, deleted_at=None)
     context = {
         "host": host,

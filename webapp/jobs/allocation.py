@@ -16,6 +16,7 @@ from webapp.core.clock import now
 from webapp.hosts.models import Device, Host, Pool
 from webapp.jobs.holding import devices_release, devices_take, pool_lock
 from webapp.jobs.models import Attempt, Command, Job, JobState
+from webapp.jobs.places import meeting_address, places_reserve
 from webapp.jobs.preflight import Check, run_checks
 from webapp.jobs.transitions import transition
 from webapp.queue.picture import Picture, picture_of, waiting_jobs
@@ -58,6 +59,8 @@ def _gang(grant: Grant, picture: Picture) -> Gang:
 
 def _take(job: Job, gang: Gang) -> bool:
     """Give the job its devices and ring their hosts, or send it back with the failed checks."""
+    # The order in which torchrun numbers the hosts: by the text of their addresses.
+    gang = sorted(gang, key=lambda part: meeting_address(job, part[0]))
     checks = [check for host, devices in gang for check in run_checks(job, host, devices)]
     failed = [check for check in checks if not check.is_ok]
     if failed:
@@ -65,6 +68,7 @@ def _take(job: Job, gang: Gang) -> bool:
         send_back(job, _detail(failed)["checks"])
         return False
     members = attempts_make(job=job, gang=gang)
+    places_reserve(job=job, members=members)
     for attempt, (_, devices) in zip(members, gang, strict=True):
         devices_take(attempt=attempt, devices=devices)
         Command.objects.create(host=attempt.host, kind="start", attempt=attempt, next_at=now())
@@ -122,17 +126,11 @@ def send_back(
 
 
 def _withdraw(leader: Attempt) -> None:
-    """End a gang's attempts that nobody claimed; those that run are told to stop."""
+    """End a gang's attempts: none has started, for not every host has claimed its part."""
     for attempt in Attempt.objects.filter(Q(pk=leader.pk) | Q(leader=leader)):
         Command.objects.filter(attempt=attempt).exclude(state="acked").update(state="dead")
-        if attempt.claimed_at is None:
-            Attempt.objects.filter(pk=attempt.pk).update(ended_at=now())
-            devices_release(attempt)
-        else:
-            Attempt.objects.filter(pk=attempt.pk).update(
-                stop_reason=Reason.SUPERSEDED, stop_requested_at=now()
-            )
-            Command.objects.create(host=attempt.host, kind="stop", attempt=attempt, next_at=now())
+        Attempt.objects.filter(pk=attempt.pk).update(ended_at=now())
+        devices_release(attempt)
 
 
 def _detail(checks: Sequence[Check]) -> dict[str, list[dict[str, Any]]]:

@@ -15,12 +15,13 @@ from runners.messages import (
     RunEvent,
     StartedBody,
 )
-from runners.reasons import FAILED, STOPPED, Reason
 from webapp.core.clock import now
 from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.finish import job_finished
+from webapp.jobs.gangs import all_started, member_ended
 from webapp.jobs.holding import devices_release
 from webapp.jobs.models import LIVE_STATES, Artefact, Attempt, Command, Job, JobState
+from webapp.jobs.reasons import final_state
 from webapp.jobs.transitions import transition
 
 LONGEST_ETA_SECONDS = 10 * 365 * 86_400.0  # what is longer is no estimate but a division by little
@@ -38,7 +39,9 @@ def apply_event(attempt: Attempt, event: RunEvent) -> None:
 def _started(attempt: Attempt, body: dict[str, Any]) -> None:
     StartedBody.model_validate(body)
     Attempt.objects.filter(pk=attempt.pk, started_at=None).update(started_at=now())
-    transition(attempt.job, JobState.RUNNING, actor=_actor(attempt), attempt=attempt)
+    leader = attempt.head
+    if all_started(leader):
+        transition(attempt.job, JobState.RUNNING, actor=_actor(attempt), attempt=leader)
 
 
 def _phase(attempt: Attempt, body: dict[str, Any]) -> None:
@@ -92,7 +95,9 @@ def _exited(attempt: Attempt, body: dict[str, Any]) -> None:
     Command.objects.filter(attempt=attempt).exclude(state="dead").update(state="acked")
     devices_release(attempt)
     job: Job = attempt.job
-    if transition(
+    if job.is_shared_out:
+        member_ended(attempt, record)
+    elif transition(
         job,
         final_state(record.reason),
         actor=_actor(attempt),
@@ -108,17 +113,6 @@ def _gpus_at_end(attempt: Attempt) -> dict[str, Any]:
     """Return the GPUs as the host's last beat had them: a supervisor itself cannot ask them."""
     gpus = attempt.host.last_beat.get("gpus") or []
     return {"gpus": gpus} if gpus else {}
-
-
-def final_state(reason: Reason) -> JobState:
-    """Return the state in which an attempt with this reason leaves its job."""
-    if reason is Reason.OK:
-        return JobState.SUCCEEDED
-    if reason in FAILED:
-        return JobState.FAILED
-    if reason in STOPPED:
-        return JobState.STOPPED
-    return JobState.EXPIRED if reason is Reason.QUEUE_TIMEOUT else JobState.ERROR
 
 
 def _update_job(attempt: Attempt, **changes: object) -> None:

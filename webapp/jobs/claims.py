@@ -2,44 +2,71 @@
 
 import structlog
 from django.db import transaction
+from django.db.models import F, Q
 from pydantic import SecretStr
 
-from runners.messages import ClaimRequest, RunRequest
+from runners.messages import ClaimReply, ClaimRequest, RunRequest
 from webapp.accounts.secrets import secrets_open
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem
 from webapp.core.vault import VaultError
 from webapp.hosts.models import Host
-from webapp.jobs.host_preflight import details, give_back
+from webapp.jobs.gangs import all_claimed
+from webapp.jobs.host_preflight import details, give_back, only_port_is_taken
 from webapp.jobs.models import Attempt, Command, Event, Job, JobState
+from webapp.jobs.places import gang_of, place_move
 from webapp.jobs.transitions import transition
 
 log = structlog.get_logger(__name__)
 
 
-def attempt_claim(*, attempt_id: str, host: Host, request: ClaimRequest) -> RunRequest:
+def attempt_claim(*, attempt_id: str, host: Host, request: ClaimRequest) -> ClaimReply:
     """Return what the attempt runs, to the one claim that gets it, however often it asks.
 
-    A host whose preflight failed gives the attempt back with its claim.
+    A host whose preflight failed gives the attempt back with its claim; where only the port of
+    a gang is taken, another one is reserved. A gang may start once every host has claimed.
 
     Raises:
         ConflictProblem: another claim has it, it is not to be run any more, or it was given back.
     """
+    if moved := _moved(attempt_id, host, request):
+        return ClaimReply(request=_run_request(moved.job, moved), may_start=False)
     if give_back(attempt_id=attempt_id, host=host, request=request):
         raise ConflictProblem("preflight_failed", "The attempt was given back to the queue.")
     with transaction.atomic():
         job = Job.objects.select_for_update().filter(attempts=attempt_id, attempts__host=host)
         locked = job.first()
         if locked is None or not _take(attempt_id, request):
-            return _repeat(attempt_id, host, request)
+            return _reply(_repeat(attempt_id, host, request))
         attempt = Attempt.objects.get(pk=attempt_id)
         attempt.facts = host.facts
         attempt.save(update_fields=["facts"])
         actor = f"host:{host.slug}"
         detail = details(request.checks)
-        transition(locked, JobState.STARTING, actor=actor, attempt=attempt, detail=detail)
+        leader = attempt.head
+        if all_claimed(leader):
+            transition(locked, JobState.STARTING, actor=actor, attempt=leader, detail=detail)
         Command.objects.filter(attempt=attempt, kind="start").update(state="acked")
-        return _run_request(locked, attempt)
+        return _reply(attempt)
+
+
+def _moved(attempt_id: str, host: Host, request: ClaimRequest) -> Attempt | None:
+    """Return the leader of a gang for which another port was reserved, the first being taken."""
+    if not only_port_is_taken(request):
+        return None
+    with transaction.atomic():
+        Job.objects.select_for_update().filter(attempts=attempt_id).first()
+        own = Attempt.objects.filter(pk=attempt_id, host=host, fence=request.fence)
+        leader = own.filter(master_port__isnull=False, ended_at=None).first()
+        if leader is None or not place_move(leader=leader):
+            return None
+        leader.refresh_from_db()
+        return leader
+
+
+def _reply(attempt: Attempt) -> ClaimReply:
+    may_start = attempt.job.state != JobState.PREFLIGHT
+    return ClaimReply(request=_run_request(attempt.job, attempt), may_start=may_start)
 
 
 def _take(attempt_id: str, request: ClaimRequest) -> bool:
@@ -48,15 +75,17 @@ def _take(attempt_id: str, request: ClaimRequest) -> bool:
         pk=attempt_id,
         fence=request.fence,
         claimed_at=None,
-        job__current_attempt=attempt_id,
         job__state__in=[JobState.PREFLIGHT, JobState.STARTING],
     )
-    rows = unclaimed.update(claimed_at=now(), claim_id=request.claim_id, boot_id=request.boot_id)
+    current = unclaimed.filter(
+        Q(job__current_attempt=attempt_id) | Q(job__current_attempt=F("leader"))
+    )
+    rows = current.update(claimed_at=now(), claim_id=request.claim_id, boot_id=request.boot_id)
     return bool(rows)
 
 
-def _repeat(attempt_id: str, host: Host, request: ClaimRequest) -> RunRequest:
-    """Answer a claim whose reply was lost again, and refuse every other one."""
+def _repeat(attempt_id: str, host: Host, request: ClaimRequest) -> Attempt:
+    """Return the attempt to a claim whose reply was lost again, and refuse every other one."""
     attempt = (
         Attempt.objects.filter(pk=attempt_id, host=host, fence=request.fence)
         .select_related("job")
@@ -68,7 +97,9 @@ def _repeat(attempt_id: str, host: Host, request: ClaimRequest) -> RunRequest:
         raise ConflictProblem(
             "not_claimable", "The attempt was claimed by another folder or is not to be run."
         )
-    return _run_request(attempt.job, attempt)
+    if attempt.ended_at is not None and attempt.started_at is None and not attempt.exit_record:
+        raise ConflictProblem("not_claimable", "The attempt was withdrawn before it started.")
+    return attempt
 
 
 def _run_request(job: Job, attempt: Attempt) -> RunRequest:
@@ -84,6 +115,7 @@ def _run_request(job: Job, attempt: Attempt) -> RunRequest:
                 for held in attempt.allocations.select_related("device")
             ],
             "max_duration_seconds": job.max_duration_seconds,
+            "gang": gang_of(attempt),
         }
     )
 

@@ -13,8 +13,8 @@ from webapp.hosts.contact import Contact, contact_of
 from webapp.hosts.models import Host, Pool
 from webapp.hosts.sweep import LONGEST_GAP_SECONDS
 from webapp.jobs.allocation import allocate_pool
-from webapp.jobs.holding import devices_release
-from webapp.jobs.models import Attempt, Command, Event, Job, JobState
+from webapp.jobs.gangs import members_of, missing_words, release_unstarted
+from webapp.jobs.models import Event, Job, JobState
 from webapp.jobs.transitions import transition
 
 START_TIMEOUT = timedelta(seconds=scaled(120, least=8))
@@ -54,16 +54,19 @@ class StartDeadline:
 
 
 def end_unclaimed(hosts: Collection[str] | None = None) -> list[Job]:
-    """End jobs that their host (one of ``hosts``, where given) did not claim in time.
+    """End jobs that their hosts did not all claim in time; a late claim is then refused.
 
-    A late claim is then refused.
+    With ``hosts``, only those of which one of these has a part. Of a job on several hosts none
+    has started while one is missing, so that a silent one holds up the others no longer.
     """
-    unclaimed = Job.objects.filter(
-        state=JobState.PREFLIGHT, current_attempt__claimed_at=None
-    ).select_related("current_attempt")
-    if hosts is not None:
-        unclaimed = unclaimed.filter(current_attempt__host__in=hosts)
+    waiting = Job.objects.filter(state=JobState.PREFLIGHT).select_related("current_attempt")
+    unclaimed = [job for job in waiting if hosts is None or _has_part(job, hosts)]
     return [job for job in unclaimed if _is_overdue(job) and _end(job)]
+
+
+def _has_part(job: Job, hosts: Collection[str]) -> bool:
+    leader = job.current_attempt
+    return leader is not None and any(each.host_id in hosts for each in members_of(leader))
 
 
 def _is_overdue(job: Job) -> bool:
@@ -87,9 +90,8 @@ def _end(job: Job) -> bool:
             actor="system:ticker",
             attempt=attempt,
             reason=Reason.START_TIMEOUT,
+            detail={"sentence": missing_words(attempt)},
         )
         if moved:
-            Attempt.objects.filter(pk=attempt.pk).update(ended_at=now())
-            Command.objects.filter(attempt=attempt).exclude(state="acked").update(state="dead")
-            devices_release(attempt)
+            release_unstarted(attempt)
     return moved

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.db import transaction
+from django.db.models import Q
 
 from runners.messages import ClaimRequest
 from runners.preflight_messages import Needs, PreflightCheck
@@ -28,6 +29,7 @@ def needs_of(attempt: Attempt) -> Needs:
             "memory_bytes": int(peak.get("low") or peak.get("value") or 0),
             "model": model if model.get("source") in ON_DISK else None,
             "gpus": gpus,
+            "ports": [attempt.master_port] if attempt.master_port else [],
         }
     )
 
@@ -37,6 +39,11 @@ def details(checks: Sequence[PreflightCheck]) -> dict[str, Any]:
     return {"checks": [check.model_dump(mode="json") for check in checks]} if checks else {}
 
 
+def only_port_is_taken(request: ClaimRequest) -> bool:
+    """Return whether a host is fit but for the port that was reserved on it."""
+    return {check.name for check in request.checks if not check.ok} == {"ports"}
+
+
 def give_back(*, attempt_id: str, host: Host, request: ClaimRequest) -> bool:
     """Send a job back whose host found itself unfit, with every check; False where it is fit.
 
@@ -44,6 +51,9 @@ def give_back(*, attempt_id: str, host: Host, request: ClaimRequest) -> bool:
     """
     if all(check.ok for check in request.checks):
         return False
+    own = Attempt.objects.filter(pk=attempt_id, host=host, claimed_at__isnull=False)
+    if own.filter(Q(leader__isnull=False) | Q(master_port__isnull=False)).exists():
+        return False  # it has claimed its part and asks whether the others have too
     with transaction.atomic():
         attempt = (
             Attempt.objects.filter(

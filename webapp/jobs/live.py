@@ -34,7 +34,7 @@ list_pace = Pace()
 def announce(attempt: Attempt, events: list[RunEvent]) -> None:
     """Publish a committed batch: points and log lines together, of progress only the last."""
     topic = f"job:{attempt.job_id}"
-    common = {"job": attempt.job_id, "attempt": attempt.pk}
+    common = {"job": attempt.job_id, "attempt": attempt.pk, "host": attempt.node_rank}
     by_kind: dict[str, list[RunEvent]] = {}
     for event in events:
         by_kind.setdefault(event.kind, []).append(event)
@@ -54,8 +54,8 @@ def _announce_progress(
 ) -> None:
     progress = by_kind.get("progress", [])
     phases = by_kind.get("phase", [])
-    if not progress and not phases:
-        return
+    if attempt.node_rank or (not progress and not phases):
+        return  # the first host speaks for the whole job
     data = {**common}
     if progress:
         data |= progress[-1].body

@@ -3,12 +3,14 @@
 from collections.abc import Collection, Mapping
 
 from django.db import transaction
-from django.db.models import F
+from django.db.models import F, Q
 
+from runners.messages import ExitRecord
 from runners.reasons import Reason
-from webapp.core.clock import now
+from webapp.core.clock import now, now_ms
+from webapp.jobs.gangs import member_ended
 from webapp.jobs.holding import devices_release
-from webapp.jobs.models import LIVE_STATES, Attempt, JobState
+from webapp.jobs.models import LIVE_STATES, Attempt, Job, JobState
 from webapp.jobs.transitions import transition
 
 GRACE_BEATS = 2
@@ -21,7 +23,10 @@ def end_unknown_attempts(seen: Mapping[str, Collection[str]]) -> list[Attempt]:
     lose an attempt this way: silence counts nothing.
     """
     claimed = Attempt.objects.filter(
-        host__in=seen, claimed_at__isnull=False, ended_at=None, job__state__in=LIVE_STATES
+        Q(job__state__in=LIVE_STATES) | Q(job__num_hosts__gt=1),
+        host__in=seen,
+        claimed_at__isnull=False,
+        ended_at=None,
     )
     missed: list[Attempt] = []
     found: list[Attempt] = []
@@ -37,6 +42,8 @@ def end_unknown_attempts(seen: Mapping[str, Collection[str]]) -> list[Attempt]:
 
 def _end(attempt: Attempt) -> bool:
     reason = Reason.SUPERVISOR_LOST if attempt.acked_seq else Reason.NEVER_STARTED
+    if attempt.job.is_shared_out:
+        return _end_member(attempt, reason)
     with transaction.atomic():
         moved = transition(
             attempt.job, JobState.ERROR, actor="system:reconcile", attempt=attempt, reason=reason
@@ -45,3 +52,18 @@ def _end(attempt: Attempt) -> bool:
             Attempt.objects.filter(pk=attempt.pk).update(ended_at=now())
             devices_release(attempt)
     return moved
+
+
+def _end_member(attempt: Attempt, reason: Reason) -> bool:
+    """End one host's part of a job; what becomes of the others is the job's policy."""
+    record = ExitRecord(
+        exit_code=None, signal=None, reason=reason, by="reaper",
+        started_at_ms=None, ended_at_ms=now_ms(),
+    )  # fmt: skip
+    with transaction.atomic():
+        Job.objects.select_for_update().get(pk=attempt.job_id)
+        attempt.ended_at, attempt.exit_record = now(), record.model_dump(mode="json")
+        attempt.save(update_fields=["ended_at", "exit_record"])
+        devices_release(attempt)
+        member_ended(attempt, record)
+    return True

@@ -104,6 +104,11 @@ class Job(TeamOwned):
         return self.name
 
     @property
+    def is_shared_out(self) -> bool:
+        """Tell whether it runs as several ranks, on devices of one host or of several."""
+        return self.num_hosts > 1 or (self.kind == "train" and (self.devices_per_host or 1) > 1)
+
+    @property
     def shown_host(self) -> Host | None:
         """Return where it runs or ran, else the one host that it waits for."""
         return self.host or self.requested_host
@@ -128,6 +133,9 @@ class Attempt(UlidModel):
     )
     host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="attempts")
     fence = models.CharField(max_length=32)
+    address = models.CharField(max_length=45, blank=True)  # by which the gang's others reach it
+    master_port = models.PositiveIntegerField(null=True, blank=True)  # reserved on the leader's
+    taken_ports = models.JSONField(default=list, blank=True)  # reserved before, but not free there
     claim_id = models.CharField(max_length=64, blank=True)
     claimed_at = models.DateTimeField(null=True, blank=True)
     boot_id = models.CharField(max_length=64, blank=True)
@@ -147,11 +155,21 @@ class Attempt(UlidModel):
     class Meta:
         ordering = ["number", "node_rank"]
         constraints = [
-            models.UniqueConstraint(fields=["job", "number", "node_rank"], name="attempt_number")
+            models.UniqueConstraint(fields=["job", "number", "node_rank"], name="attempt_number"),
+            models.UniqueConstraint(
+                fields=["host", "master_port"],
+                condition=models.Q(master_port__isnull=False, ended_at__isnull=True),
+                name="one_gang_per_port",
+            ),
         ]
 
     def __str__(self) -> str:
         return f"attempt {self.number} of {self.job_id}"
+
+    @property
+    def head(self) -> "Attempt":
+        """Return the attempt that leads this one's gang: itself where it is alone."""
+        return self.leader or self
 
 
 class Allocation(models.Model):

@@ -12,7 +12,7 @@ from webapp.charts.svg import clock, drawing
 from webapp.core.clock import now_ms
 from webapp.core.display import quantity
 from webapp.jobs.figures import predictions
-from webapp.jobs.models import Job
+from webapp.jobs.models import Attempt, Job
 from webapp.metrics.models import MetricSource
 from webapp.metrics.read import Series as StoredSeries
 from webapp.metrics.read import read_series
@@ -57,27 +57,30 @@ class Drawn:
         ]
 
 
-def draw(job: Job, *, is_complete: bool = False) -> list[Drawn]:
-    """Return a job's charts, with ``is_complete`` one for every metric that it reported."""
-    attempt = job.current_attempt
+def draw(job: Job, *, is_complete: bool = False, part: Attempt | None = None) -> list[Drawn]:
+    """Return a job's charts, with ``is_complete`` one for every metric that it reported.
+
+    Of a job on several hosts they show one ``part``, by default the first, which speaks for all.
+    """
+    attempt = part or job.current_attempt
     if attempt is None:
         return []
     stored = MetricSource.objects.filter(attempt_id=attempt.pk).values_list("metrics", flat=True)
-    names = {name for names in stored for name in names} | _gpu_metrics(job)
+    names = {name for names in stored for name in names} | _gpu_metrics(attempt)
     charts = charts_for(job.kind, names, is_complete=is_complete)
     found = read_series(attempt.pk, [chart.metric for chart in charts], points=MAX_POINTS)
     series = {each.metric: series_of(each) for each in found}
-    span, said = span_ms(job, series.values()), predictions(job)
+    span = span_ms(job, series.values())
+    said = {} if attempt.node_rank else predictions(job)  # what was predicted is of the whole
     return [
         _draw(chart, series.get(chart.metric) or Series(chart.metric), span, said)
         for chart in charts
     ]
 
 
-def _gpu_metrics(job: Job) -> set[str]:
+def _gpu_metrics(attempt: Attempt) -> set[str]:
     """Return what the host's GPUs will report, so that their charts are there before it."""
-    facts = job.host.facts if job.host else {}
-    gpus = [gpu["index"] for gpu in facts.get("gpus") or []]
+    gpus = [gpu["index"] for gpu in attempt.host.facts.get("gpus") or []]
     return {f"gpu{index}_{what}" for index in gpus for what in ("memory_bytes", "utilization")}
 
 

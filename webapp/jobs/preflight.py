@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from webapp.hosts.contact import Contact, contact_of, silent_seconds
 from webapp.hosts.models import Device, Host, HostState
 from webapp.jobs.models import Job
+from webapp.jobs.places import free_port, meeting_address
 
 MIN_FREE_DISK_BYTES = 1024**3
 GIB = 1024**3
@@ -36,7 +37,22 @@ def run_checks(job: Job, host: Host, devices: Sequence[Device] = ()) -> list[Che
     """
     gpus = [device for device in devices if device.kind == "gpu"]
     memory = [_gpu_memory(job, host, gpu) for gpu in gpus] or [_memory(job, host)]
-    return [_state(host), _contact(host), _disk(host), *memory]
+    checks = [_state(host), _contact(host), _disk(host), *memory]
+    return [*checks, *_meeting(job, host)] if job.is_shared_out else checks
+
+
+def _meeting(job: Job, host: Host) -> list[Check]:
+    """Return whether the job's other hosts can reach this one, and meet there."""
+    address = meeting_address(job, host)
+    spoken = f"Others reach the host at {address}." if address else "The host has no address."
+    remedy = "Connect it to the others' network and restart its agent, or take it out of the pool."
+    port = free_port(host)
+    found = f"Port {port} is free for meeting." if port else "Every port for meeting is in use."
+    widen = 'Widen "first_gang_port" to "last_gang_port" in its config.json, or wait.'
+    return [
+        Check("address", bool(address), spoken, remedy),
+        Check("meeting port", port is not None, found, widen),
+    ]
 
 
 def _state(host: Host) -> Check:

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from runners.reasons import Reason
+from runners.reasons import FAILED, STOPPED, Reason
+from webapp.jobs.models import JobState
 
 
 class Words(NamedTuple):
@@ -119,3 +120,14 @@ WORDS: Mapping[Reason, Words] = {
 def words_for(reason: str) -> Words:
     """Return the words of a reason code."""
     return WORDS[Reason(reason)]
+
+
+def final_state(reason: Reason) -> JobState:
+    """Return the state in which an attempt with this reason leaves its job."""
+    if reason is Reason.OK:
+        return JobState.SUCCEEDED
+    if reason in FAILED:
+        return JobState.FAILED
+    if reason in STOPPED:
+        return JobState.STOPPED
+    return JobState.EXPIRED if reason is Reason.QUEUE_TIMEOUT else JobState.ERROR

@@ -17,8 +17,9 @@ from webapp.core.problems import ConflictProblem, InvalidProblem
 from webapp.hosts.contact import Contact, contact_of
 from webapp.hosts.models import Host, HostState, Pool
 from webapp.jobs.allocation import allocate_pool
+from webapp.jobs.gangs import members_of, order_stop, release_unstarted
 from webapp.jobs.holding import devices_release, pool_lock
-from webapp.jobs.models import FINAL_STATES, Attempt, Command, Job, JobState, Priority
+from webapp.jobs.models import FINAL_STATES, Attempt, Job, JobState, Priority
 from webapp.jobs.retries import check_retries
 from webapp.jobs.transitions import transition
 from webapp.plans.models import Plan
@@ -174,7 +175,7 @@ def job_stop(*, job: Job, by: str, reason: Reason = Reason.STOPPED_BY_USER) -> J
                 "not_stoppable", f"{job.name} is {job.get_state_display().lower()}; nothing runs."
             )
         attempt = job.current_attempt
-        if attempt is None or attempt.claimed_at is None:
+        if attempt is None or job.state in {JobState.QUEUED, JobState.PREFLIGHT}:
             _end_before_start(job, by, reason)
         elif job.state != JobState.STOPPING:
             _order_stop(job, attempt, by, reason)
@@ -186,15 +187,13 @@ def job_stop(*, job: Job, by: str, reason: Reason = Reason.STOPPED_BY_USER) -> J
 def _end_before_start(job: Job, by: str, reason: Reason) -> None:
     attempt = job.current_attempt
     if transition(job, JobState.STOPPED, actor=by, attempt=attempt, reason=reason) and attempt:
-        Attempt.objects.filter(pk=attempt.pk).update(stop_reason=reason, ended_at=now())
-        Command.objects.filter(attempt=attempt, state__in=["new", "sent"]).update(state="dead")
-        devices_release(attempt)
+        Attempt.objects.filter(pk=attempt.pk).update(stop_reason=reason)
+        release_unstarted(attempt)
 
 
 def _order_stop(job: Job, attempt: Attempt, by: str, reason: Reason) -> None:
     if transition(job, JobState.STOPPING, actor=by, attempt=attempt, reason=reason):
-        Attempt.objects.filter(pk=attempt.pk).update(stop_reason=reason, stop_requested_at=now())
-        Command.objects.create(host=attempt.host, kind="stop", attempt=attempt, next_at=now())
+        order_stop(members_of(attempt), reason)
 
 
 def job_abandon(*, job: Job, by: str, typed_host_name: str) -> Job:

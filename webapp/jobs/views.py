@@ -28,6 +28,7 @@ from webapp.jobs.models import (
     JobState,
     Measurement,
 )
+from webapp.jobs.parts import parts_for, shown_part
 from webapp.jobs.plots import Drawn, draw, latest_values
 from webapp.jobs.postmortem import has_postmortem
 from webapp.jobs.reasons import words_for
@@ -64,9 +65,11 @@ def job_detail(request: HttpRequest, job_id: str) -> HttpResponse:
 def job_metrics(request: HttpRequest, job_id: str) -> HttpResponse:
     """Show every metric of a job as a chart."""
     job = load_job(request, job_id)
-    drawn = draw(job, is_complete=True)
+    shown = shown_part(request, job)
+    drawn = draw(job, is_complete=True, part=shown)
     context = job_context(request, job, "job-metrics")
     context |= {"charts": drawn, "chart_metrics": metrics_of(drawn)}
+    context |= {"shown": shown, "parts": parts_for(job, shown, "job-metrics")}
     return page_or_regions(request, "jobs/metrics.html", "jobs/_status.html", context)
 
 
@@ -75,8 +78,10 @@ def job_logs(request: HttpRequest, job_id: str) -> HttpResponse:
     """Show what the job wrote, optionally only the lines that hold ``?q=``."""
     job = load_job(request, job_id)
     needle = request.GET.get("q", "").strip()
-    lines = log_lines(job.current_attempt, limit=LOG_PAGE_LINES, needle=needle)
+    shown = shown_part(request, job)
+    lines = log_lines(shown, limit=LOG_PAGE_LINES, needle=needle)
     context = job_context(request, job, "job-logs")
+    context |= {"shown": shown, "parts": parts_for(job, shown, "job-logs")}
     context |= {"needle": needle, "limit": LOG_PAGE_LINES, **log_context(lines)}
     return page_or_regions(request, "jobs/logs.html", "jobs/_status.html", context)
 

@@ -24,7 +24,7 @@ from runners.jobspec import (
     RandomModel,
     TrainSpec,
 )
-from webapp.hosts.models import Host
+from webapp.hosts.models import Host, Pool
 from webapp.jobs.models import Job
 from webapp.jobs.services import job_create, job_submit
 from webapp.modelhub.demo import demo_config
@@ -33,6 +33,7 @@ from webapp.plans.errors import DraftProblem
 from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer, estimate_generation, plan_keep
 from webapp.plans.questions import Question, question_of
+from webapp.plans.sharing import Spread, check_model, policy_of, spread_of
 from webapp.plans.verdict import figure_values
 from webapp.plans.wishes import NOTHING_MORE, Wish, quota_note
 from webapp.plans.words import model_words, plan_title
@@ -61,12 +62,19 @@ GRACE_SECONDS = 900.0
 class Launch(NamedTuple):
     """Everything that a job is made of."""
 
-    host: Host
+    host: Host  # of a pool, one like the others there
     spec: ModelSpec
     model_name: str
     best: PlannedStrategy
     prediction: dict[str, dict[str, Any]]
     max_duration_seconds: float | None
+    spread: Spread = Spread()
+    pool: Pool | None = None
+
+    @property
+    def place(self) -> str:
+        """Return where it runs, by name."""
+        return f"{self.pool.name} ({self.spread.num_hosts} hosts)" if self.pool else self.host.name
 
 
 def plan_launch(
@@ -85,13 +93,14 @@ def plan_launch(
         Problem: the job service refuses.
     """
     launch = launch_of(plan)
-    plan_keep(
-        plan, name or plan.name or plan_title(plan.draft, launch.model_name, launch.host.name)
-    )
+    plan_keep(plan, name or plan.name or plan_title(plan.draft, launch.model_name, launch.place))
     job = job_create(
         team=plan.team,
         owner=by,
-        host=launch.host,
+        host=None if launch.pool else launch.host,
+        pool=launch.pool,
+        num_hosts=launch.spread.num_hosts,
+        devices_per_host=launch.spread.devices_per_host,
         spec=launch.spec.model_copy(update={"secrets": tuple(secrets)}),
         name=plan.name,
         model_name=launch.model_name,
@@ -102,7 +111,6 @@ def plan_launch(
         max_duration_seconds=wish.max_duration_seconds or launch.max_duration_seconds,
         max_retries=wish.max_retries,
         priority=wish.priority,
-        devices_per_host=1,  # a program of one process, on one device
     )
     return job_submit(job=job, by=by.get_username())
 
@@ -128,8 +136,13 @@ def launch_of(plan: Plan) -> Launch:
     if not answer.plans:
         raise DraftProblem("Nothing fits on this host, so there is nothing to launch.", "choice")
     best = answer.plans[0]
+    spread = spread_of(best, plan.draft["goal"]["goal"])
     model = _model_ref(plan.draft, question)
+    check_model(model, spread)
     spec = _spec(plan.draft, model, best)
+    if isinstance(spec, TrainSpec):
+        policy = policy_of(plan.draft["hardware"], spread)
+        spec = spec.model_copy(update={"parallel": policy})
     return Launch(
         host=question.host,
         spec=spec,
@@ -137,6 +150,8 @@ def launch_of(plan: Plan) -> Launch:
         best=best,
         prediction=_prediction(spec, best, question),
         max_duration_seconds=_max_duration(spec),
+        spread=spread,
+        pool=question.pool,
     )
 
 
@@ -158,7 +173,7 @@ def launch_note(plan: Plan) -> dict[str, str]:
             " This model's weights are not on the host, so it runs with random ones: speed and "
             "memory are real, the text and its perplexity are not."
         )
-    host = launch.host.name
+    host = launch.place
     note = {"can": "yes", "title": f"What happens on {host}", "text": text, "host": host}
     job = Job(
         team=plan.team,
@@ -167,7 +182,8 @@ def launch_note(plan: Plan) -> dict[str, str]:
         spec=launch.spec.model_dump(mode="json"),
         prediction=launch.prediction,
         max_duration_seconds=launch.max_duration_seconds,
-        devices_per_host=1,
+        num_hosts=launch.spread.num_hosts,
+        devices_per_host=launch.spread.devices_per_host,
     )
     return note | quota_note(job)
 
@@ -221,12 +237,6 @@ def _team_model_ref(model: TeamModel, host: Host | None) -> ModelRef:
 def _spec(draft: Draft, model: ModelRef, best: PlannedStrategy) -> ModelSpec:
     """Return the typed document that the host runs."""
     goal = draft["goal"]["goal"]
-    if best.cluster.num_devices > 1 and _uses_many(best):
-        raise DraftProblem(
-            "Jobs on several devices at once come in a later release. Pin tensor and pipeline "
-            "parallel to 1, or choose a smaller model.",
-            "tensor_parallel_size",
-        )
     away = best.strategy.away
     if away:
         raise DraftProblem(
@@ -239,15 +249,6 @@ def _spec(draft: Draft, model: ModelRef, best: PlannedStrategy) -> ModelSpec:
     if goal in {"serve", "generate"}:
         return _benchmark_spec(draft, model, best)
     return _train_spec(draft, model, best)
-
-
-def _uses_many(best: PlannedStrategy) -> bool:
-    sizes = (
-        best.strategy.tensor_parallel_size,
-        best.strategy.pipeline_parallel_size,
-        best.strategy.data_parallel_size,
-    )
-    return any((size or 1) > 1 for size in sizes)
 
 
 def _needs_weights(model: ModelRef, verb: str) -> None:

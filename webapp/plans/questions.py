@@ -18,13 +18,14 @@ from planner.specs.workload import (
 )
 from webapp.core.problems import Problem
 from webapp.hosts.device import cluster_for_host
-from webapp.hosts.models import Host
+from webapp.hosts.models import Host, Pool
 from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
 from webapp.modelhub.shapes import catalog_shape, shape_of
 from webapp.plans.completeness import refuse_incomplete
 from webapp.plans.errors import DraftProblem
 from webapp.plans.models import Plan
+from webapp.plans.sharing import TRAININGS, WHOLE_COPIES, cluster_for_pool, pool_of
 
 Draft = dict[str, Any]
 
@@ -44,6 +45,7 @@ class Question(NamedTuple):
     request: PlanRequest
     host: Host | None
     team_model: TeamModel | None
+    pool: Pool | None = None  # ``host`` is then one like the others there
 
 
 def question_of(plan: Plan) -> Question:
@@ -55,17 +57,20 @@ def question_of(plan: Plan) -> Question:
     draft = plan.draft
     refuse_incomplete(draft)
     host = _host(plan)
+    shared = pool_of(plan.team, draft["hardware"]["choice"])
+    if shared is not None:
+        host = shared[1][0]
     team_model = _team_model(plan)
     goal = draft["goal"]["goal"]
     try:
         request = PlanRequest(
             model=_model(draft["model"], team_model),
-            cluster=_cluster(draft["hardware"], host),
+            cluster=_cluster(draft, host, shared[1] if shared else []),
             workload=_workload(goal, draft),
             engine=None if host and host.kind == "agent" else CATALOG_ENGINES.get(goal),
             objective=draft["goal"]["objective"],
             constraints=_constraints(draft["hardware"]),
-            pins=_pins(draft),
+            pins=_pins(draft, is_pool=shared is not None),
             top=ALTERNATIVES,
             host_calibration=_calibration(host),
         )
@@ -75,7 +80,7 @@ def question_of(plan: Plan) -> Question:
         raise DraftProblem(
             f"{field}: {first['msg']} (it is {first['input']!r}).", field
         ) from error
-    return Question(request, host, team_model)
+    return Question(request, host, team_model, shared[0] if shared else None)
 
 
 def draft_shape(plan: Plan) -> ModelSpec | None:
@@ -119,13 +124,16 @@ def _model(chosen: dict[str, Any], team_model: TeamModel | None) -> str | dict[s
     return dict(chosen["config" if chosen["source"] == "config" else "folder_config"])
 
 
-def _cluster(hardware: dict[str, Any], host: Host | None) -> ClusterSpec:
+def _cluster(draft: Draft, host: Host | None, together: list[Host]) -> ClusterSpec:
     if host is not None:
         try:
+            if together:
+                return cluster_for_pool(together, draft["goal"]["goal"])
             return cluster_for_host(host)
         except Problem as problem:
             is_passing = problem.code in {"host_unknown", "not_measured"}
             raise DraftProblem(problem.detail, "choice", is_passing=is_passing) from problem
+    hardware = draft["hardware"]
     return ClusterSpec(
         device=hardware["device"],
         devices_per_node=hardware["devices_per_node"],
@@ -182,8 +190,10 @@ def _compress(values: dict[str, Any]) -> CompressWorkload:
     return CompressWorkload(method=method, bits=bits, group_size=group_size)
 
 
-def _pins(draft: Draft) -> Strategy:
+def _pins(draft: Draft, *, is_pool: bool) -> Strategy:
     pins = {name: value for name, value in draft["pins"].items() if value}
+    if is_pool and draft["goal"]["goal"] in TRAININGS:
+        pins = {**WHOLE_COPIES.model_dump(exclude_none=True), **pins}
     if draft["goal"]["goal"] == "compress":
         pins = {"weight_dtype": SOURCE_DTYPE, **pins}
     return Strategy(**pins)

@@ -9,7 +9,7 @@ from planner.catalog.hf_config import model_from_config
 from planner.catalog.models import get_entry
 from planner.errors import PlannerError
 from webapp.core.wording import sentence
-from webapp.hosts.models import Host
+from webapp.hosts.models import Host, Pool
 from webapp.modelhub.models import TeamModel
 from webapp.wizard.fields import (
     ConfigJson,
@@ -231,6 +231,12 @@ class HardwareForm(StepForm):
     """Where it runs: one of the team's hosts, or hardware that is only thought of."""
 
     choice = forms.ChoiceField()
+    on_lost_rank = forms.ChoiceField(
+        label="If a host is lost",
+        choices=[("stop", "Stop the job"), ("shrink", "Go on with the others")],
+        required=False,
+        help_text="A training that goes on starts again from its last checkpoint.",
+    )
     device = forms.ChoiceField(label="Device", choices=device_choices)
     devices_per_node = WholeNumber("Devices in one machine", 1, 1024)
     nodes = WholeNumber("Machines", 1, 10_000)
@@ -242,9 +248,12 @@ class HardwareForm(StepForm):
         required=False,
     )
 
-    def __init__(self, *args: Any, hosts: Sequence[Host], **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, hosts: Sequence[Host], pools: Sequence[Pool] = (), **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         choices = [(f"host:{host.pk}", host.name) for host in hosts]
+        choices += [(f"pool:{pool.pk}", pool.name) for pool in pools]
         self.fields["choice"] = forms.ChoiceField(choices=[*choices, ("catalog", "catalog")])
 
 

@@ -1,5 +1,6 @@
 """What the wizard's pages show: the form, the stepper, the choices, the rail."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from django.urls import reverse
@@ -12,7 +13,7 @@ from webapp.accounts.secrets import secret_names
 from webapp.core.ids import new_ulid
 from webapp.core.units import TIMES, bandwidth, memory, parameters, whole
 from webapp.hosts.contact import Contact, contact_of
-from webapp.hosts.models import Host
+from webapp.hosts.models import Host, Pool
 from webapp.hosts.virtual import planned_words
 from webapp.modelhub.demo import demo_config
 from webapp.modelhub.shapes import catalog_shape, num_parameters
@@ -46,6 +47,14 @@ class HostChoice(NamedTuple):
     cells: tuple[str, ...]
     more: str
     contact: Contact
+
+
+class PoolChoice(NamedTuple):
+    """Several hosts as the hardware step offers them."""
+
+    value: str
+    pool: Pool
+    more: str
 
 
 def compute_quietly(plan: Plan) -> None:
@@ -95,6 +104,7 @@ def _extras(plan: Plan, slug: str, options: Options, pins: PinsForm | None) -> P
             or bool(pins and pins.errors)
             or bool(draft["hardware"].get("memory_limit_gib")),
             "host_choices": [_host_choice(host) for host in options.hosts],
+            "pool_choices": [_pool_choice(pool, hosts) for pool, hosts in options.pools],
         }
     if slug == "review":
         said = summaries(draft, options)
@@ -127,6 +137,11 @@ def _host_choice(host: Host) -> HostChoice:
     for device in (host.microbench.get("devices") or [])[:1]:
         words.append(f"{bandwidth(device['memory_bandwidth_bytes_per_second'])} measured")
     return HostChoice(f"host:{host.pk}", host, cells, " · ".join(words), contact_of(host))
+
+
+def _pool_choice(pool: Pool, hosts: Sequence[Host]) -> PoolChoice:
+    names = ", ".join(host.name for host in hosts)
+    return PoolChoice(f"pool:{pool.pk}", pool, f"{len(hosts)} hosts together: {names}")
 
 
 def rail(plan: Plan, slug: str = "") -> Page:

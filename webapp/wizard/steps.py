@@ -8,9 +8,10 @@ from django.http import QueryDict
 from django.urls import reverse
 from django.utils.datastructures import MultiValueDict
 
-from webapp.hosts.models import Host, HostState
+from webapp.hosts.models import Host, HostState, Pool
 from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan
+from webapp.plans.sharing import pools_among, reachable_hosts
 from webapp.plans.words import (
     GOAL_WORDS,
     SLO_WORDS,
@@ -54,11 +55,18 @@ class Options:
 
     hosts: tuple[Host, ...]
     team_models: tuple[TeamModel, ...]
+    pools: tuple[tuple[Pool, list[Host]], ...] = ()  # those with more than one host
 
     def host_of(self, draft: Draft) -> Host | None:
         """Return the host that the draft chose, if it is one of these."""
         choice = draft["hardware"]["choice"]
         return next((host for host in self.hosts if f"host:{host.pk}" == choice), None)
+
+    def place_of(self, draft: Draft) -> str:
+        """Return the name of the host or pool that the draft chose, if it is one of these."""
+        host, choice = self.host_of(draft), draft["hardware"]["choice"]
+        named = [pool.name for pool, _ in self.pools if f"pool:{pool.pk}" == choice]
+        return host.name if host else " ".join(f"pool {name}" for name in named)
 
     def team_model_of(self, draft: Draft) -> TeamModel | None:
         """Return the team's model that the draft chose, if it is one of these."""
@@ -67,12 +75,12 @@ class Options:
 
 
 def options_for(plan: Plan) -> Options:
-    """Return the team's hosts, those that are only planned for last, and the team's models."""
-    hosts = Host.objects.filter(team=plan.team).exclude(
-        state__in=[HostState.RETIRED, HostState.PENDING]
-    )
+    """Return the team's hosts, those that are only planned for last, its pools and its models."""
+    found = reachable_hosts(plan.team)
+    unready = {HostState.RETIRED, HostState.PENDING}
+    hosts = [one for one in found if one.team_id == plan.team_id and one.state not in unready]
     models = TeamModel.objects.filter(team=plan.team).select_related("host")
-    return Options(tuple(hosts.order_by("kind", "created_at")), tuple(models))
+    return Options(tuple(hosts), tuple(models), tuple(pools_among(found)))
 
 
 def step_form(
@@ -93,7 +101,8 @@ def step_form(
         goal = draft["goal"]["goal"]
         return WORKLOAD_FORMS[goal](initial=draft["workload"][goal], **bound)
     if slug == "hardware":
-        return HardwareForm(initial=draft["hardware"], hosts=options.hosts, **bound)
+        pools = [pool for pool, _ in options.pools]
+        return HardwareForm(initial=draft["hardware"], hosts=options.hosts, pools=pools, **bound)
     return None
 
 
@@ -146,12 +155,12 @@ def summaries(draft: Draft, options: Options) -> dict[str, str]:
     """Return what each step holds now, in a few words."""
     goal = draft["goal"]["goal"]
     slo = f" · {SLO_WORDS[draft['goal']['slo']]}" if goal == "serve" else ""
-    host, team_model = options.host_of(draft), options.team_model_of(draft)
+    team_model = options.team_model_of(draft)
     return {
         "goal": GOAL_WORDS[goal] + slo,
         "model": model_words(draft, team_model.name if team_model else ""),
         "workload": workload_words(draft),
-        "hardware": hardware_words(draft, host.name if host else ""),
+        "hardware": hardware_words(draft, options.place_of(draft)),
         "review": "",
     }
 

@@ -108,6 +108,7 @@ RULES = {
     "hosts/<slug:slug>/devices/<slug:device_id>/uncordon/": OPERATE,
     "hosts/<slug:slug>/recheck/": OPERATE,
     "hosts/<slug:slug>/rotate/": OPERATE,
+    "hosts/<slug:slug>/address/": OPERATE,
     "docs/": PAGE,
     "docs/<path:page>": PAGE,
     "api/v1/docs": PAGE,

@@ -3,9 +3,8 @@
 import pytest
 
 from runners.reasons import ERROR, FAILED, STOPPED, Reason
-from webapp.jobs.attempt_events import final_state
 from webapp.jobs.models import JobState
-from webapp.jobs.reasons import WORDS, words_for
+from webapp.jobs.reasons import WORDS, final_state, words_for
 
 
 @pytest.mark.parametrize("reason", list(Reason))

@@ -1,0 +1,62 @@
+"""Three hosts train one model that may shrink: one is cut off, the others go on without it."""
+
+import pytest
+
+from tests.namespaces.lab import SERVER, Lab, inside, why_not
+from tests.namespaces.site import Site, training
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+]
+
+
+@pytest.fixture(scope="module")
+def lab():
+    with Lab(["north", "south", "west"]) as made, inside(made.space(SERVER)):
+        yield made
+
+
+@pytest.fixture(scope="module")
+def site(lab, tmp_path_factory):
+    with Site(tmp_path_factory.mktemp("site"), lab) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shrunk(site, lab):
+    """The job, ended, while the third host is still cut off."""
+    policy = {"on_lost_rank": "shrink", "min_hosts": 2}
+    job = site.launch(training(time_budget_seconds=40, parallel=policy))
+    site.wait_for_steps("west", 20)
+    lab.cut("west")
+    return job, site.wait_for(job, 300, state="succeeded")
+
+
+@pytest.fixture(scope="module")
+def healed(site, lab, shrunk):
+    """The same job once the third host has told its part."""
+    lab.heal("west")
+    return site.wait_for(shrunk[0], held=0)
+
+
+def test_the_others_go_on_from_the_last_checkpoint(shrunk):
+    notes = shrunk[1]["result"]["notes"]
+
+    assert notes["resumed"].startswith("from the checkpoint at step")
+    assert notes["ranks"].startswith("2,")
+
+
+def test_they_are_the_same_attempt(shrunk):
+    assert shrunk[1]["attempts"] == 1
+
+
+def test_the_lost_host_tells_its_end_when_it_is_back(healed):
+    assert healed["members"]["west"] in {"rank_lost", "peer_ended"}
+
+
+def test_the_job_has_ended_exactly_once_and_well(site, healed):
+    assert (healed["state"], healed["ends"]) == ("succeeded", 1)
+    assert site.marked_processes() == []

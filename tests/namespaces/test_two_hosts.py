@@ -1,0 +1,105 @@
+"""Two hosts train one model; their link is cut for a moment, then for longer than is allowed.
+
+What happens is one story, told by the fixtures in turn; each test looks at one moment of it.
+"""
+
+import pytest
+
+from tests.namespaces.lab import SERVER, Lab, inside, why_not
+from tests.namespaces.site import Site, training
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+]
+
+
+@pytest.fixture(scope="module")
+def lab():
+    with Lab(["north", "south"]) as made, inside(made.space(SERVER)):
+        yield made
+
+
+@pytest.fixture(scope="module")
+def site(lab, tmp_path_factory):
+    with Site(tmp_path_factory.mktemp("site"), lab) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def running(site):
+    """A training on both hosts that has made steps and stops when a rank is lost."""
+    job = site.launch(training(time_budget_seconds=900))
+    for name in ("north", "south"):
+        site.wait_for_steps(name, 2)
+    return job, site.wait_for(job, state="running")
+
+
+@pytest.fixture(scope="module")
+def after_a_short_cut(site, lab, running):
+    """The server cannot hear one host, nor can the other: for a few seconds."""
+    job, _ = running
+    lab.cut("south")
+    before = site.steps("south")
+    while_cut = site.ask(job)
+    lab.heal("south")
+    site.wait_for_steps("south", before + 5)
+    return while_cut, site.ask(job)
+
+
+@pytest.fixture(scope="module")
+def after_a_long_cut(site, lab, running, after_a_short_cut):
+    """The other rank has waited for as long as the job allows."""
+    lab.cut("south")
+    return site.wait_for(running[0], state="failed")
+
+
+@pytest.fixture(scope="module")
+def after_healing(site, lab, running, after_a_long_cut):
+    """The silent host is back and has told everything."""
+    lab.heal("south")
+    return site.wait_for(running[0], held=0)
+
+
+def test_both_hosts_run_one_training(running):
+    _, found = running
+
+    assert found["members"] == {"north": "", "south": ""}
+    assert found["held"] == 2
+
+
+def test_a_cut_shorter_than_the_ranks_patience_costs_only_time(after_a_short_cut):
+    while_cut, healed = after_a_short_cut
+
+    assert (while_cut["state"], healed["state"], healed["ends"]) == ("running", "running", 0)
+
+
+def test_a_longer_cut_ends_the_job_by_what_the_living_rank_reports(after_a_long_cut):
+    assert after_a_long_cut["reason"] == "rank_lost"
+    assert after_a_long_cut["members"] == {"north": "rank_lost", "south": ""}
+
+
+def test_the_end_names_the_host_that_reported_it(after_a_long_cut):
+    sentences = [sentence for _, _, sentence in after_a_long_cut["events"]]
+
+    assert "It ended first on north, host 1 of 2." in sentences
+
+
+def test_the_silent_host_keeps_its_device(after_a_long_cut):
+    assert after_a_long_cut["held"] == 1
+
+
+def test_once_it_is_back_its_own_end_is_told_and_its_device_is_free(after_healing):
+    assert after_healing["members"]["south"] in {"rank_lost", "peer_ended"}
+
+
+def test_the_job_has_ended_exactly_once(after_healing):
+    found = after_healing
+
+    assert (found["state"], found["ends"], found["attempts"]) == ("failed", 1, 1)
+
+
+def test_no_process_of_it_is_left(site, after_healing):
+    assert site.marked_processes() == []

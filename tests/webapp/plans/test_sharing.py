@@ -1,0 +1,155 @@
+"""Plans over several hosts: what is offered, what is launched, what is refused by name."""
+
+import pytest
+from django.urls import reverse
+
+from runners.jobspec import ArtefactModel
+from tests.webapp.conftest import make_microbench
+from tests.webapp.jobs.gangs import make_hosts
+from webapp.hosts.models import Host
+from webapp.hosts.pools import pool_ensure
+from webapp.plans import sharing
+from webapp.plans.errors import DraftProblem
+from webapp.plans.launching import launch_note, launch_of, plan_launch
+from webapp.plans.models import Plan
+from webapp.plans.planning import plan_compute
+from webapp.wizard.defaults import demo_draft
+from webapp.wizard.steps import options_for, step_form, summaries
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+
+
+def pools_of(team):
+    return sharing.pools_among(sharing.reachable_hosts(team))
+
+
+@pytest.fixture
+def hosts(team):
+    made = make_hosts(team, 2)
+    Host.objects.update(microbench=make_microbench().model_dump(mode="json"))
+    for host in made:
+        host.refresh_from_db()
+    return made
+
+
+@pytest.fixture
+def make_plan(team, alice, hosts):
+    def make(goal: str = "pretrain", pins: dict | None = None, **hardware) -> Plan:
+        draft = demo_draft(hosts[0])
+        draft["goal"]["goal"] = goal
+        draft["hardware"] |= {"choice": f"pool:{hosts[0].pool_id}", **hardware}
+        draft["pins"] |= pins or {}
+        plan = Plan.objects.create(team=team, owner=alice, draft=draft)
+        plan_compute(plan)
+        return plan
+
+    return make
+
+
+def test_a_pool_of_several_ready_hosts_is_offered(team, make_plan):
+    ((pool, hosts),) = pools_of(team)
+
+    assert (pool.slug, [host.name for host in hosts]) == ("default", ["Box 1", "Box 2"])
+
+
+def test_a_pool_with_one_ready_host_is_not(team, hosts):
+    Host.objects.filter(pk=hosts[1].pk).update(state="draining")
+
+    assert pools_of(team) == []
+
+
+def test_another_teams_pool_is_offered_only_where_it_is_shared(other_team, hosts):
+    assert pools_of(other_team) == []
+
+    hosts[0].pool.shared_with.add(other_team)
+
+    assert [pool for pool, _ in pools_of(other_team)] == [hosts[0].pool]
+
+
+def test_the_planner_is_asked_about_all_hosts_with_whole_copies(make_plan):
+    launch = launch_of(make_plan())
+
+    assert launch.best.cluster.nodes == 2
+    assert launch.best.strategy.data_parallel_size == 2
+    assert (launch.spread.num_hosts, launch.spread.devices_per_host) == (2, 1)
+
+
+def test_the_hosts_share_the_batch_that_was_asked_for(make_plan):
+    plan = make_plan()
+
+    spec = launch_of(plan).spec
+
+    batch = plan.draft["workload"]["pretrain"]["global_batch_size"]
+    assert spec.micro_batch_size * spec.gradient_accumulation_steps == batch
+    assert spec.gradient_accumulation_steps >= 2
+
+
+def test_launching_it_starts_a_part_on_every_host(make_plan, alice):
+    job = plan_launch(plan=make_plan(), by=alice)
+
+    assert (job.state, job.num_hosts, job.devices_per_host) == ("preflight", 2, 1)
+    assert job.attempts.count() == 2
+
+
+@pytest.mark.parametrize(
+    ("chosen", "kept"), [("shrink", "shrink"), ("stop", "stop"), ("", "stop")]
+)
+def test_the_policy_for_a_lost_host_goes_with_the_job(make_plan, chosen, kept):
+    assert launch_of(make_plan(on_lost_rank=chosen)).spec.parallel.on_lost_rank == kept
+
+
+def test_what_is_no_training_runs_on_one_host_of_the_pool(make_plan, alice):
+    job = plan_launch(plan=make_plan("generate"), by=alice)
+
+    assert (job.num_hosts, job.requested_host) == (1, None)
+
+
+def test_a_plan_that_splits_the_model_is_refused_by_name(make_plan):
+    note = launch_note(make_plan(pins={"pipeline_parallel_size": 2}))
+
+    assert note["can"] == ""
+    assert "pipeline parallel, which jobs do not run yet" in note["text"]
+
+
+def test_a_pool_that_has_lost_its_hosts_says_so(make_plan):
+    plan = make_plan()
+    Host.objects.update(state="maintenance")
+
+    assert "no two hosts that are ready" in launch_note(plan)["text"]
+
+
+def test_weights_that_lie_on_one_host_are_refused_for_several():
+    with pytest.raises(DraftProblem, match="lie on one host"):
+        sharing.check_model(ArtefactModel(attempt_id="a"), sharing.Spread(2, 1))
+    sharing.check_model(ArtefactModel(attempt_id="a"), sharing.Spread(1, 4))
+
+
+def test_the_note_names_the_pool_and_how_many_hosts_it_takes(make_plan):
+    assert launch_note(make_plan())["title"] == "What happens on default (2 hosts)"
+
+
+def test_the_hardware_step_offers_the_pool_and_says_what_was_chosen(make_plan):
+    plan = make_plan()
+    options = options_for(plan)
+    form = step_form("hardware", plan.draft, options)
+
+    assert (plan.draft["hardware"]["choice"], "default") in form.fields["choice"].choices
+    assert summaries(plan.draft, options)["hardware"] == "pool default"
+
+
+def test_the_pool_and_its_policy_stand_on_the_page(make_plan, alice, client):
+    client.force_login(alice)
+
+    page = client.get(reverse("plan-step", args=[make_plan().pk, "hardware"])).content.decode()
+
+    assert "2 hosts together: Box 1, Box 2" in page
+    assert "If a host is lost" in page
+
+
+def test_a_pool_of_another_team_is_refused(make_plan, other_team):
+    stranger = pool_ensure(team=other_team)
+    plan = make_plan()
+    plan.draft["hardware"]["choice"] = f"pool:{stranger.pk}"
+
+    with pytest.raises(DraftProblem, match="no two hosts"):
+        launch_of(plan)

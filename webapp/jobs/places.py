@@ -1,0 +1,70 @@
+"""Where the hosts of one job meet: an address of each, and a port of the first that is theirs."""
+
+from collections.abc import Sequence
+
+from runners.places import Gang
+from webapp.hosts.models import Host
+from webapp.jobs.models import Attempt, Job
+
+LOOPBACK = "127.0.0.1"  # where all ranks run on one host
+FIRST_PORT, LAST_PORT = 29400, 29499  # of a host that does not say which it keeps free
+
+
+def addresses_of(host: Host) -> list[str]:
+    """Return the addresses by which a host may be reached, the chosen one first."""
+    said = [str(address) for address in host.facts.get("addresses") or []]
+    return sorted(said, key=lambda address: address != host.address)
+
+
+def meeting_address(job: Job, host: Host) -> str:
+    """Return the address that a job's other hosts use for this one; nothing where it has none."""
+    if job.num_hosts == 1:
+        return LOOPBACK
+    return next(iter(addresses_of(host)), "")
+
+
+def free_port(host: Host, *, refused: Sequence[int] = ()) -> int | None:
+    """Return a port of the host's range that no live gang meets at, or None."""
+    reserved = Attempt.objects.filter(host=host, master_port__isnull=False, ended_at=None)
+    taken = {*reserved.values_list("master_port", flat=True), *refused}
+    first = int(host.facts.get("first_gang_port") or FIRST_PORT)
+    last = int(host.facts.get("last_gang_port") or LAST_PORT)
+    return next((port for port in range(first, last + 1) if port not in taken), None)
+
+
+def places_reserve(*, job: Job, members: Sequence[Attempt]) -> None:
+    """Give every member of a gang its address, and the leader a port of its host."""
+    if not job.is_shared_out:
+        return
+    for member in members:
+        member.address = meeting_address(job, member.host)
+        if member.leader_id is None:
+            member.master_port = free_port(member.host)
+        member.save(update_fields=["address", "master_port"])
+
+
+def place_move(*, leader: Attempt) -> bool:
+    """Reserve another port for a gang that has not started; False where none is left."""
+    refused = [*leader.taken_ports, leader.master_port]
+    port = free_port(leader.host, refused=refused)
+    if port is None:
+        return False
+    rows = Attempt.objects.filter(pk=leader.pk, claimed_at=None, ended_at=None)
+    return bool(rows.update(master_port=port, taken_ports=refused))
+
+
+def gang_of(attempt: Attempt) -> Gang | None:
+    """Return an attempt's place among its job's hosts; None where it is one process."""
+    leader = attempt.head
+    if leader.master_port is None:
+        return None
+    num_gpus = attempt.allocations.filter(device__kind="gpu").count()
+    return Gang(
+        node_rank=attempt.node_rank,
+        num_nodes=1 + leader.members.count(),
+        num_processes=max(1, num_gpus),
+        master_address=leader.address,
+        master_port=leader.master_port,
+        own_address=attempt.address,
+        rendezvous_id=leader.pk,
+    )

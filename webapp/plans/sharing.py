@@ -1,0 +1,128 @@
+"""A plan over several devices or hosts: which pools can take one, and what of it really runs."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from django.db.models import Q
+
+from planner.specs.cluster import ClusterSpec
+from planner.specs.plan import PlannedStrategy
+from planner.specs.strategy import Strategy
+from runners.jobspec import ArtefactModel, DataParallel, ModelRef
+from webapp.accounts.models import Team
+from webapp.hosts.device import cluster_for_host
+from webapp.hosts.models import Host, HostState, Pool
+from webapp.plans.errors import DraftProblem
+
+TRAININGS = frozenset({"pretrain", "finetune"})
+# What jobs over several hosts run: whole copies of the model, whose gradients are averaged.
+WHOLE_COPIES = Strategy(tensor_parallel_size=1, pipeline_parallel_size=1, zero_stage=0)
+SPLITS = {
+    "tensor_parallel_size": "tensor parallel",
+    "pipeline_parallel_size": "pipeline parallel",
+    "context_parallel_size": "context parallel",
+    "expert_parallel_size": "expert parallel",
+}
+
+
+class Spread(NamedTuple):
+    """How many hosts a job takes, and how many devices of each."""
+
+    num_hosts: int = 1
+    devices_per_host: int = 1
+
+
+def reachable_hosts(team: Team) -> list[Host]:
+    """Return the team's hosts and those of pools shared with it, planned ones last."""
+    found = Host.objects.filter(Q(team=team) | Q(pool__shared_with=team))
+    return list(found.select_related("pool").distinct().order_by("kind", "created_at"))
+
+
+def pools_among(hosts: Iterable[Host]) -> list[tuple[Pool, list[Host]]]:
+    """Return the pools with more than one host that takes jobs, each with those hosts."""
+    together: dict[Pool, list[Host]] = defaultdict(list)
+    for host in hosts:
+        if host.kind == "agent" and host.state == HostState.READY:
+            together[host.pool].append(host)
+    return [(pool, ready) for pool, ready in together.items() if len(ready) > 1]
+
+
+def pool_of(team: Team, choice: str) -> tuple[Pool, list[Host]] | None:
+    """Return the pool that a draft chose, with its hosts; None where it chose something else.
+
+    Raises:
+        DraftProblem: the team may not launch there any more, or it has fewer than two hosts.
+    """
+    if not choice.startswith("pool:"):
+        return None
+    for pool, hosts in pools_among(reachable_hosts(team)):
+        if choice == f"pool:{pool.pk}":
+            return pool, hosts
+    raise DraftProblem(
+        "This pool has no two hosts that are ready for your team. Choose one host, or wait until "
+        "another is ready.",
+        "choice",
+    )
+
+
+def cluster_for_pool(hosts: list[Host], goal: str) -> ClusterSpec:
+    """Return the pool's hosts as nodes like the first one; what is no training runs on one.
+
+    Raises:
+        ConflictProblem: the first host has not reported or not been measured yet.
+    """
+    one = cluster_for_host(hosts[0])
+    return one.model_copy(update={"nodes": len(hosts)}) if goal in TRAININGS else one
+
+
+def spread_of(best: PlannedStrategy, goal: str) -> Spread:
+    """Return on how many hosts and devices a strategy runs.
+
+    Raises:
+        DraftProblem: it divides the model in a way that jobs do not run yet.
+    """
+    strategy = best.strategy
+    splits = [name for field, name in SPLITS.items() if (getattr(strategy, field) or 1) > 1]
+    copies = strategy.data_parallel_size or 1
+    if copies > 1 and strategy.zero_stage:
+        splits.append(f"ZeRO stage {strategy.zero_stage}")
+    if copies > 1 and goal not in TRAININGS:
+        splits.append("several copies side by side")
+    if splits:
+        raise DraftProblem(
+            f"This plan needs {' and '.join(splits)}, which jobs do not run yet: they train whole "
+            "copies of the model side by side. Pin tensor and pipeline parallel to 1, choose a "
+            "pool of hosts, or choose a smaller model.",
+            "tensor_parallel_size",
+        )
+    each = best.cluster.devices_per_node
+    if copies <= each:
+        return Spread(1, copies)
+    if copies % each:
+        raise DraftProblem(
+            f"{copies} copies do not fill hosts of {each} devices evenly. Choose a global batch "
+            f"that divides by {each}.",
+            "global_batch_size",
+        )
+    return Spread(copies // each, each)
+
+
+def check_model(model: ModelRef, spread: Spread) -> None:
+    """Refuse a model whose weights lie on one host for a job on several.
+
+    Raises:
+        DraftProblem: it is what a job left on one host.
+    """
+    if spread.num_hosts > 1 and isinstance(model, ArtefactModel):
+        raise DraftProblem(
+            "This model's weights lie on one host, and the job runs on several. Copy its folder "
+            "to the models folder of each host and choose it as a folder.",
+            "source",
+        )
+
+
+def policy_of(hardware: Mapping[str, Any], spread: Spread) -> DataParallel:
+    """Return what the job does when a host is lost; one that shrinks goes on down to one."""
+    is_elastic = hardware.get("on_lost_rank") == "shrink" and spread.num_hosts > 1
+    return DataParallel(on_lost_rank="shrink" if is_elastic else "stop")
