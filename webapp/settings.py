@@ -9,9 +9,11 @@ import dj_database_url
 import django_stubs_ext
 from csp.constants import NONCE, NONE, SELF
 
+from webapp.core.logs import configure_logs
 from webapp.core.public_site import public_hosts, public_site
 
 django_stubs_ext.monkeypatch()
+configure_logs()
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 DATA_DIR = Path(os.environ.get("SLIPWAY_DATA_DIR", BASE_DIR / "var")).resolve()
@@ -107,6 +109,7 @@ def _databases() -> dict[str, dict[str, Any]]:
         if main["ENGINE"] == "django.db.backends.postgresql":
             pool = {"min_size": 1, "max_size": 10, "timeout": 5}
             main["OPTIONS"] = {**main.get("OPTIONS", {}), "pool": pool}
+            main["CONN_HEALTH_CHECKS"] = True  # after a restart the pool is full of dead ones
             return {"default": main}
         main["OPTIONS"] = _SQLITE_OPTIONS
         metrics = {**main, "NAME": f"{main['NAME']}-metrics"}

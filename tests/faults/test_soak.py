@@ -28,7 +28,7 @@ def weather(sites, capsys, *, seed: int, seconds: float, num_jobs: int):
 
 @pytest.mark.soak
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_ten_minutes_of_random_kills_lose_double_and_orphan_nothing(sites, capsys, soak_seed):
     outcome = weather(sites, capsys, seed=soak_seed, seconds=LONG_SECONDS, num_jobs=LONG_JOBS)
 
