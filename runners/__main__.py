@@ -13,9 +13,16 @@ from runners.client import ServerError
 from runners.config import DEFAULT_HOST_DIR, HostConfigError, HostDir
 from runners.doctor import checks
 from runners.doorbell import DoorbellChild
+from runners.launchers import slurm_arguments
 from runners.offline import stop_all, summaries
 
-PROBLEMS = (HostConfigError, ServerError, enrolment.EnrolmentError, rotation.RotationError)
+PROBLEMS = (
+    HostConfigError,
+    ServerError,
+    enrolment.EnrolmentError,
+    rotation.RotationError,
+    slurm_arguments.SlurmArgumentError,
+)
 EXIT_PROBLEM = 1
 EXIT_BUSY = 75  # EX_TEMPFAIL: another agent is there already
 
@@ -59,12 +66,14 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--address", help="by which other hosts reach this one; default: its first"
             )
+            slurm_arguments.add(command)
     return top
 
 
 def _enroll(options: argparse.Namespace) -> int:
+    slurm = slurm_arguments.read(options)
     credential = enrolment.enroll(
-        HostDir(options.dir), options.server, options.token, options.name, options.address
+        HostDir(options.dir), options.server, options.token, options.name, options.address, slurm
     )
     print(f"Enrolled as {credential.name} ({credential.host_id}) at {credential.server}")
     return 0

@@ -15,7 +15,7 @@ import psutil
 
 from runners import launch, network, probe, rotation
 from runners.attempts import Verdict
-from runners.bench import COMMAND, MicrobenchRunner
+from runners.bench import MicrobenchRunner, command_for
 from runners.client import RefusedError, ServerClient, ServerError
 from runners.config import Credential, HostConfigError, HostDir
 from runners.facts import Microbench, NetworkMeasurement
@@ -58,7 +58,7 @@ class Agent:
         credential: Credential,
         *,
         render: Render = launch.render_argv,
-        bench_command: Sequence[str] = COMMAND,
+        bench_command: Sequence[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         host_dir.make()
@@ -72,7 +72,8 @@ class Agent:
         self._beside: Companion | None = None
         self.shipping = Shipping(host_dir, self.client, self._stream)
         self.uploads = Uploads(host_dir, self.client, config)
-        self.bench = MicrobenchRunner(host_dir.path, bench_command)
+        self.bench = MicrobenchRunner(host_dir.path, bench_command or command_for(config.slurm))
+        self._shares_with_jobs = config.slurm is None  # the benchmark its processor
         self._host_dir = host_dir
         self._beat_seconds = min(credential.beat_seconds, config.max_beat_seconds)
         self._clock = clock
@@ -156,7 +157,9 @@ class Agent:
             return None
 
     def _is_busy(self) -> bool:
-        return any(each in (Verdict.CLAIMING, Verdict.RUNNING) for each in self._verdicts.values())
+        return self._shares_with_jobs and any(
+            each in (Verdict.CLAIMING, Verdict.RUNNING) for each in self._verdicts.values()
+        )
 
     def _beat(self) -> None:
         try:

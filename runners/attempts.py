@@ -38,6 +38,7 @@ class Verdict(StrEnum):
     """What the state of a folder on disk means."""
 
     CLAIMING = "claiming"  # no spec yet: the claim has to be repeated
+    WAITING = "waiting"  # in a scheduler's queue
     RUNNING = "running"  # a supervisor holds the lock
     FINISHED = "finished"
     HOST_REBOOTED = "host_rebooted"

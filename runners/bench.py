@@ -1,6 +1,7 @@
 """Runs the micro-benchmark as a child of low priority and reads the one line it prints."""
 
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -11,13 +12,28 @@ from pydantic import ValidationError
 
 from runners import launch
 from runners.facts import Microbench
+from runners.launchers.slurm_options import SlurmConfig
 
 COMMAND = (sys.executable, "-m", "runners.jobs.microbench")
 TIMEOUT_SECONDS = 300.0
+SLURM_PATIENCE_SECONDS = 200  # for a node to come free; else it is tried again later
 RETRY_SECONDS = 600.0
 LOW_PRIORITY = 10
 
 log = logging.getLogger(__name__)
+
+
+def command_for(slurm: SlurmConfig | None) -> Sequence[str]:
+    """Return the benchmark's command: where jobs run on Slurm's nodes, it runs there too."""
+    if slurm is None:
+        return COMMAND
+    named = [f"SLURM_CONF={os.environ['SLURM_CONF']}"] if "SLURM_CONF" in os.environ else []
+    cores = slurm.options.get("cpus-per-task", "1")
+    return (
+        "env", f"OMP_NUM_THREADS={cores}", *named,
+        "srun", "--quiet", "--job-name=slipway-microbench", "--nodes=1", "--ntasks=1",
+        f"--immediate={SLURM_PATIENCE_SECONDS}", "--time=5", *slurm.argv(), *COMMAND,
+    )  # fmt: skip
 
 
 class MicrobenchRunner:

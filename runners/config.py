@@ -2,10 +2,12 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
+from runners.launchers.slurm_options import SlurmConfig
 from runners.places import IpAddress, Port
 from runners.redis_address import shipper_user, with_user, worker_user
 
@@ -62,6 +64,7 @@ class HostConfig(BaseModel):
     address: IpAddress | None = None  # by which other hosts reach this one; None: its first
     first_gang_port: Port = 29400  # one is reserved for each job over several hosts
     last_gang_port: Port = 29499
+    slurm: SlurmConfig | None = None  # set: jobs go to Slurm, and run on its nodes
 
 
 class HostDir:
@@ -124,8 +127,19 @@ class HostDir:
         Raises:
             HostConfigError: config.json is there but is not valid.
         """
+        self._save({"address": address})
+
+    def save_slurm(self, slurm: SlurmConfig) -> None:
+        """Note in config.json that jobs go to Slurm, and with which options.
+
+        Raises:
+            HostConfigError: config.json is there but is not valid.
+        """
+        self._save({"slurm": slurm.model_dump(mode="json")})
+
+    def _save(self, changes: Mapping[str, object]) -> None:
         document = self.config().model_dump(mode="json", exclude_unset=True)
-        text = json.dumps(document | {"address": address}, indent=2)
+        text = json.dumps({**document, **changes}, indent=2)
         temporary = self.path / f".{CONFIG}.{os.getpid()}"
         temporary.write_text(f"{text}\n")
         temporary.replace(self.path / CONFIG)

@@ -8,6 +8,9 @@ from runners import probe
 from runners.client import RefusedError, ServerClient
 from runners.config import Credential, HostConfigError, HostDir
 from runners.gangs import NoSuchAddressError, interface_of
+from runners.launchers import slurm_commands
+from runners.launchers.slurm_commands import SlurmError
+from runners.launchers.slurm_options import SlurmConfig
 from runners.messages import EnrollRequest
 
 
@@ -21,6 +24,7 @@ def enroll(
     token: str,
     name: str | None = None,
     address: str | None = None,
+    slurm: SlurmConfig | None = None,
 ) -> Credential:
     """Exchange the token for a credential, write it, and return it.
 
@@ -28,7 +32,8 @@ def enroll(
     instead of listing it twice.
 
     Raises:
-        EnrolmentError: an address is none or not ours, or the server refused the token.
+        EnrolmentError: an address is none or not ours, Slurm does not answer, or the server
+            refused the token.
         UnreachableError: the server does not answer.
     """
     if urlsplit(server).scheme not in ("http", "https"):
@@ -38,6 +43,8 @@ def enroll(
     host_dir.make()
     if address:
         _choose_address(host_dir, address)
+    if slurm:
+        _choose_slurm(host_dir, slurm)
     known = _known(host_dir)
     client = ServerClient(server, known.credential if known else None)
     request = EnrollRequest(
@@ -78,6 +85,17 @@ def _choose_address(host_dir: HostDir, address: str) -> None:
     except NoSuchAddressError as error:
         raise EnrolmentError(f"--address: {error}") from None
     host_dir.save_address(address)
+
+
+def _choose_slurm(host_dir: HostDir, slurm: SlurmConfig) -> None:
+    try:
+        slurm_commands.partitions()
+    except SlurmError as error:
+        raise EnrolmentError(
+            f"--slurm: {error}\n"
+            "Run this on a machine on which `sinfo` answers, such as a login node."
+        ) from None
+    host_dir.save_slurm(slurm)
 
 
 def _known(host_dir: HostDir) -> Credential | None:

@@ -3,6 +3,7 @@
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from runners.places import Port
+from runners.scheduler_messages import SchedulerFacts
 from runners.wire import Message
 
 
@@ -73,6 +74,7 @@ class HostFacts(Message):
     first_gang_port: Port = 29400  # what may be reserved for jobs over several hosts
     last_gang_port: Port = 29499
     job_memory_bytes: PositiveInt | None = None  # what this host lets a job take at most
+    scheduler: SchedulerFacts | None = None  # None: jobs run on the host itself
 
 
 class DeviceMeasurement(Message):

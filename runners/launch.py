@@ -20,7 +20,8 @@ from runners.jobspec import (
     ModelRef,
     TrainSpec,
 )
-from runners.messages import RunDevice, RunRequest
+from runners.messages import RunRequest
+from runners.places import RunDevice
 from runners.reasons import Reason
 
 JOB_MODULES: Mapping[str, str] = {

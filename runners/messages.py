@@ -19,7 +19,7 @@ from pydantic import (
 
 from runners.facts import HostFacts, Microbench
 from runners.jobspec import JobSpec, SecretName
-from runners.places import Gang
+from runners.places import Gang, RunDevice
 from runners.preflight_messages import Needs, PreflightCheck
 from runners.reasons import Reason
 from runners.timing import scaled
@@ -98,6 +98,7 @@ class AttemptStatus(Message):
     phase: AttemptPhase
     last_seq: NonNegativeInt
     acked_seq: NonNegativeInt
+    waits_for: str = ""  # what a scheduler says why it has not begun
 
 
 class Beat(Message):
@@ -159,14 +160,6 @@ class ClaimRequest(Message):
     claim_id: str
     boot_id: str
     checks: tuple[PreflightCheck, ...] = Field(default=(), max_length=32)
-
-
-class RunDevice(Message):
-    """A device that an attempt holds: what it computes on, and nothing else."""
-
-    kind: Literal["gpu", "cpu"]
-    index: NonNegativeInt
-    uuid: str
 
 
 class RunRequest(Message):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from runners.attempts import Verdict, attempt_folders
 from runners.client import ServerClient
-from runners.config import HostConfig, HostDir
+from runners.config import HostDir
 from runners.messages import StopOrder
 from runners.reasons import Reason
 from runners.reconcile import Reconciler
@@ -20,7 +20,7 @@ def stop_all(host_dir: HostDir, grace_seconds: float = GRACE_SECONDS) -> int:
     if not host_dir.attempts.is_dir():
         return 0
     reconciler = Reconciler(
-        host_dir, HostConfig(), ServerClient("http://127.0.0.1"), boot_id=procfs.boot_id()
+        host_dir, host_dir.config(), ServerClient("http://127.0.0.1"), boot_id=procfs.boot_id()
     )
     running = reconciler.running()
     for folder in running:

@@ -1,11 +1,12 @@
-"""Where the processes of one job meet: addresses, ports, and each host's place among them."""
+"""Where the processes of one job are: devices, addresses, ports, each host's place among them."""
 
 import ipaddress
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 
 from runners.jobspec import JobDocument
+from runners.wire import Message
 
 
 def _plain_address(text: str) -> str:
@@ -26,3 +27,11 @@ class Gang(JobDocument):
     master_port: Port
     own_address: IpAddress
     rendezvous_id: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+
+
+class RunDevice(Message):
+    """A device that an attempt holds: what it computes on, and nothing else."""
+
+    kind: Literal["gpu", "cpu", "slot"]
+    index: NonNegativeInt
+    uuid: str

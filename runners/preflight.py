@@ -64,6 +64,10 @@ def _checks(needs: Needs, place: Place, library: probe.Library | None) -> Iterat
     yield _kind(needs)
     yield _packages(needs)
     yield _disk(place)
+    if place.config.slurm:  # what the node has free is Slurm's to see to
+        if needs.model is not None:
+            yield _model(needs.model, place)
+        return
     if blocking := _blocking(needs, place.leaving):
         yield _no(
             "earlier attempts",

@@ -18,6 +18,7 @@ from runners import cuda, inventory, topology
 from runners.config import HostConfig
 from runners.facts import GpuFacts, HostFacts
 from runners.gangs import own_addresses
+from runners.launchers.slurm_facts import scheduler_facts
 from runners.messages import GpuLoad
 from runners.supervision import procfs
 
@@ -69,6 +70,7 @@ def host_facts(disk: Path, config: HostConfig | None = None) -> HostFacts:
         first_gang_port=config.first_gang_port,
         last_gang_port=config.last_gang_port,
         job_memory_bytes=config.job_memory_bytes,
+        scheduler=scheduler_facts(config.slurm) if config.slurm else None,
     )
 
 

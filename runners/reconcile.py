@@ -6,16 +6,17 @@ looks at the folder first, and does nothing when it is done already.
 
 import logging
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from runners import launch, preflight, secret_files, supervisor
-from runners.attempts import ID, LOST, AttemptFolder, Claim, Verdict, attempt_folders
+from runners import launch, preflight, secret_files
+from runners.attempts import ID, AttemptFolder, Claim, Verdict, attempt_folders
 from runners.client import RefusedError, ServerClient, ServerError
 from runners.config import HostConfig, HostDir
 from runners.jobspec import JobSpec
 from runners.launch import LaunchRefusedError
+from runners.launchers import choose
+from runners.launchers.base import Launcher
 from runners.messages import (
     AttemptPhase,
     AttemptStatus,
@@ -29,7 +30,7 @@ from runners.messages import (
 from runners.preflight_messages import Needs
 from runners.reasons import Reason
 from runners.spool import SpoolReader
-from runners.supervision import procfs, record
+from runners.supervision import record
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ Render = Callable[[JobSpec, Path], list[str]]
 _PHASES: dict[Verdict, AttemptPhase] = {
     Verdict.CLAIMING: "claimed",
     Verdict.NEVER_STARTED: "claimed",
+    Verdict.WAITING: "claimed",
     Verdict.RUNNING: "running",
     Verdict.SUPERVISOR_LOST: "running",
     Verdict.HOST_REBOOTED: "running",
@@ -61,6 +63,7 @@ class Reconciler:
         self.host_dir = host_dir
         self.config = config
         self.boot_id = boot_id
+        self.launcher: Launcher = choose.launcher(config, boot_id)
         self.problems: list[str] = []
         self._client = client
         self._render = render
@@ -71,8 +74,10 @@ class Reconciler:
     def judge(self) -> dict[str, Verdict]:
         """Return the verdict of every attempt that still matters; damaged ones go aside."""
         verdicts: dict[str, Verdict] = {}
-        for folder in attempt_folders(self.host_dir.attempts):
-            verdict = folder.judge(self.boot_id)
+        folders = attempt_folders(self.host_dir.attempts)
+        self.launcher.look(folders)
+        for folder in folders:
+            verdict = self.launcher.judge(folder)
             if verdict is Verdict.DAMAGED:
                 self._quarantine(folder)
             elif verdict not in (Verdict.TOMBSTONE, Verdict.FORGOTTEN):
@@ -84,13 +89,13 @@ class Reconciler:
         verdicts = self.judge()
         for attempt_id, verdict in list(verdicts.items()):
             folder = self._folder(attempt_id)
-            reason = LOST.get(verdict)
-            if reason is None and (verdict is not Verdict.FINISHED or folder.is_settled):
+            lost = self.launcher.lost(folder, verdict)
+            if lost is None and (verdict is not Verdict.FINISHED or folder.is_settled):
                 continue
-            if reason:
-                log.warning("attempt %s: %s", attempt_id, reason)
+            if lost:
+                log.warning("attempt %s: %s %s", attempt_id, lost.reason, lost.explanation)
             try:
-                folder.settle(reason or Reason.INTERNAL)
+                folder.settle(*(lost or (Reason.INTERNAL,)))
                 verdicts[attempt_id] = Verdict.FINISHED
             except ValueError:  # what is on disk is not what we write
                 self._quarantine(folder)
@@ -112,6 +117,7 @@ class Reconciler:
                 phase=_PHASES[verdict],
                 last_seq=reader.last_seq(),
                 acked_seq=folder.acked_seq(),
+                waits_for=self.launcher.waits_for(folder) if verdict is Verdict.WAITING else "",
             )
             found.append(status)
         return tuple(found)
@@ -147,7 +153,7 @@ class Reconciler:
             log.error("the server wants an attempt with the id %r", wanted.attempt_id)
             return
         folder = self._folder(wanted.attempt_id)
-        if folder.path.exists() and folder.judge(self.boot_id) is not Verdict.CLAIMING:
+        if folder.path.exists() and self.launcher.judge(folder) is not Verdict.CLAIMING:
             return
         claim = folder.make_claim(wanted.fence, self.boot_id, wanted.needs)
         needs = claim.needs
@@ -190,13 +196,26 @@ class Reconciler:
             self._check_disk()
             spec = launch.confine(request.spec, self._model_roots(), self.host_dir.attempts)
             argv, env = launch.gang_command(request, spec, self._render(spec, folder.path))
+            env |= secret_files.write(folder.path, values)
+            document = self.launcher.adapt(self._document(folder, request, argv, env), request)
         except LaunchRefusedError as refusal:
             record.write_json(folder.spec, request.model_dump(mode="json"))
             folder.settle(refusal.reason, str(refusal))
             return
         folder.output.mkdir(exist_ok=True)
-        places = secret_files.write(folder.path, values)
-        document = {
+        record.write_json(folder.path / record.LAUNCH, document)
+        resolved = request.model_copy(update={"spec": spec})
+        record.write_json(folder.spec, resolved.model_dump(mode="json"))
+        try:
+            self.launcher.launch(folder)
+        except LaunchRefusedError as refusal:
+            folder.settle(refusal.reason, str(refusal))
+
+    def _document(
+        self, folder: AttemptFolder, request: RunRequest, argv: list[str], env: dict[str, str]
+    ) -> dict[str, object]:
+        """Return what the supervisor is told to run."""
+        return {
             "attempt_id": folder.attempt_id,
             "argv": argv,
             "env": launch.render_env(
@@ -205,17 +224,10 @@ class Reconciler:
                 self.config.model_roots,
                 request.devices,
             )
-            | places
             | env,
             "max_duration_seconds": request.max_duration_seconds,
             "memory_limit_bytes": self.config.job_memory_bytes,
         }
-        record.write_json(folder.path / record.LAUNCH, document)
-        resolved = request.model_copy(update={"spec": spec})
-        record.write_json(folder.spec, resolved.model_dump(mode="json"))
-        outcome = launch.start_supervisor(folder.path)
-        if outcome == supervisor.EXIT_INTERNAL:
-            folder.settle(Reason.INTERNAL, "the supervisor failed; see its supervisor.log")
 
     def _check_disk(self) -> None:
         free = shutil.disk_usage(self.host_dir.path).free
@@ -245,9 +257,7 @@ class Reconciler:
             return
         document = {"reason": order.reason, "grace_seconds": order.grace_seconds}
         record.write_json(folder.path / record.STOP, document)
-        if identity := record.read_json(folder.path / record.SUPERVISOR):
-            pid, ticks = int(identity["pid"]), int(identity["start_ticks"])
-            procfs.send_signal(pid, ticks, signal.SIGTERM)
+        self.launcher.stop(folder)
 
     def _known(self, attempt_id: str) -> AttemptFolder | None:
         folder = self._folder(attempt_id)

@@ -29,6 +29,7 @@ from runners.supervision.sampling import TreeSampler
 from runners.timing import scaled
 
 STARTED = 0
+STAY = "--stay"
 EXIT_INTERNAL = 70
 EXIT_ALREADY_SUPERVISED = 75
 EXIT_ALREADY_ENDED = 76
@@ -88,7 +89,7 @@ class Supervisor:
             self._child = child.start(
                 self.launch["attempt_id"],
                 self.launch["argv"],
-                self.launch["env"],
+                self.launch["env"] | self._inherited(),
                 self.folder,
                 self.launch.get("memory_limit_bytes"),
             )
@@ -98,6 +99,11 @@ class Supervisor:
             return False
         self._announce(self._child)
         return True
+
+    def _inherited(self) -> dict[str, str]:
+        """Return what the scheduler that started this process says of the devices it gave."""
+        names = self.launch.get("inherit", ())
+        return {name: os.environ[name] for name in names if name in os.environ}
 
     def _announce(self, started: child.Child) -> None:
         self.started_at_ms = _now_ms()
@@ -331,15 +337,20 @@ def supervise(folder: Path, report_to: int) -> None:
 
 
 def main() -> int:
-    """Detach, supervise, and return to the launcher whether the attempt is in hands."""
+    """Detach, supervise, and return to the launcher whether the attempt is in hands.
+
+    With ``--stay`` it does not detach: a scheduler started it and waits for its end.
+    """
     folder = Path(sys.argv[1]).resolve()
     listen_to, report_to = os.pipe()
-    if os.fork():
+    is_staying = STAY in sys.argv[2:]
+    if not is_staying and os.fork():
         os.close(report_to)
         outcome = os.read(listen_to, 1)
         return outcome[0] if outcome else EXIT_INTERNAL
-    os.close(listen_to)
-    os.setsid()
+    if not is_staying:
+        os.close(listen_to)
+        os.setsid()
     os.umask(0o077)
     os.chdir("/")
     child.redirect_output(folder / "supervisor.log")

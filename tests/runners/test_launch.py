@@ -20,7 +20,7 @@ from runners.jobspec import (
     TrainSpec,
 )
 from runners.launch import LaunchRefusedError, confine, render_argv, render_env
-from runners.messages import RunDevice
+from runners.places import RunDevice
 from runners.reasons import Reason
 
 

@@ -9,7 +9,7 @@ from django.urls import reverse
 from webapp.core.clock import now
 from webapp.core.units import clock
 from webapp.hosts.contact import Contact, contact_of, silent_seconds
-from webapp.hosts.models import Host, HostState
+from webapp.hosts.models import RUNS_JOBS, Host, HostState
 from webapp.jobs.models import Job, JobState
 from webapp.jobs.reasons import words_for
 
@@ -55,7 +55,7 @@ def _failed_jobs(user: User | AnonymousUser) -> list[Attention]:
 
 
 def _silent_hosts(user: User | AnonymousUser) -> list[Attention]:
-    hosts = Host.objects.visible_to(user).filter(kind="agent", state=HostState.READY)
+    hosts = Host.objects.visible_to(user).filter(kind__in=RUNS_JOBS, state=HostState.READY)
     silent = [host for host in hosts if contact_of(host) is Contact.UNREACHABLE]
     return [
         Attention(

@@ -16,7 +16,7 @@ from webapp.core.clock import now, now_ms
 from webapp.hosts.contact import contact_of
 from webapp.hosts.findings import WANTS_RECHECK
 from webapp.hosts.models import Host, HostState, Pool
-from webapp.hosts.pools import devices_sync
+from webapp.hosts.pools import devices_sync, kind_of
 from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.host_preflight import needs_of
 from webapp.jobs.lost import end_unknown_attempts
@@ -122,6 +122,7 @@ def _changes(host: Host, beat: Beat) -> dict[str, Any]:
     if beat.facts is not None:
         changes["facts"] = beat.facts.model_dump(mode="json")
         changes["checks"] = {k: v for k, v in host.checks.items() if k != WANTS_RECHECK}
+        changes["kind"] = kind_of(beat.facts)
     if beat.microbench is not None:
         changes["microbench"] = beat.microbench.model_dump(mode="json")
     is_measured = bool(host.microbench) or beat.microbench is not None

@@ -5,7 +5,7 @@ from typing import Any
 
 from webapp.core import units
 from webapp.hosts.contact import Contact, contact_of, silent_seconds
-from webapp.hosts.models import EnrolmentToken, Host, HostState
+from webapp.hosts.models import RUNS_JOBS, EnrolmentToken, Host, HostState
 
 MIN_FREE_DISK_BYTES = 1024**3
 MAX_CLOCK_OFFSET_MS = 5000
@@ -72,7 +72,7 @@ def checklist(token: EnrolmentToken | None, host: Host | None) -> list[Check]:
 
 def open_checks(host: Host) -> list[Check]:
     """Return what a person still has to mend on a host, for its own page."""
-    if host.kind != "agent" or host.state == HostState.RETIRED:
+    if host.kind not in RUNS_JOBS or host.state == HostState.RETIRED:
         return []
     return [check for check in checklist(None, host) if check.look == BAD]
 

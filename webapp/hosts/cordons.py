@@ -25,7 +25,8 @@ class DeviceRow:
 
 def device_words(device: Device) -> str:
     """Return what people call a device of a host."""
-    return f"GPU {device.index}" if device.kind == "gpu" else "The processor"
+    numbered = {"gpu": "GPU", "slot": "Slot"}.get(device.kind)
+    return f"{numbered} {device.index}" if numbered else "The processor"
 
 
 def devices_of(host: Host, user: User | AnonymousUser) -> list[DeviceRow]:

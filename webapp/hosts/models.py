@@ -6,6 +6,8 @@ from django.db import models
 from webapp.accounts.models import Team, TeamOwned
 from webapp.core.ids import UlidModel
 
+RUNS_JOBS = ("agent", "slurm")  # kinds of hosts
+
 
 class HostState(models.TextChoices):
     """Where a host is in its life; contact is judged apart, from ``last_seen_at``."""
@@ -35,12 +37,14 @@ class Pool(TeamOwned):
 
 
 class Host(TeamOwned):
-    """A machine that runs jobs (``agent``) or is only planned for (``virtual``)."""
+    """A machine that runs jobs (``agent``), hands them to Slurm, or is only planned for."""
 
     name = models.CharField(max_length=80)
     slug = models.SlugField(max_length=80, unique=True)
     kind = models.CharField(
-        max_length=16, choices=[("agent", "Agent"), ("virtual", "Virtual")], default="agent"
+        max_length=16,
+        choices=[("agent", "Agent"), ("slurm", "Slurm"), ("virtual", "Virtual")],
+        default="agent",
     )
     state = models.CharField(max_length=20, choices=HostState, default=HostState.PENDING)
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="hosts")
@@ -73,11 +77,16 @@ class Host(TeamOwned):
 
 
 class Device(UlidModel):
-    """What a job holds while it runs: a GPU, or the processor of a host that has no GPU."""
+    """What a job holds while it runs: a GPU, the processor of a host without one, or a slot.
+
+    A slot is the right to have one job in the scheduler that a host hands its jobs to.
+    """
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="devices")
     index = models.PositiveIntegerField()
-    kind = models.CharField(max_length=8, choices=[("gpu", "GPU"), ("cpu", "CPU")])
+    kind = models.CharField(
+        max_length=8, choices=[("gpu", "GPU"), ("cpu", "CPU"), ("slot", "Slot")]
+    )
     uuid = models.CharField(max_length=80)  # NVML's; a processor's is "cpu"
     name = models.CharField(max_length=120)
     memory_bytes = models.PositiveBigIntegerField()

@@ -3,6 +3,7 @@
 from django.db.models import Q
 
 from runners.facts import HostFacts
+from runners.scheduler_messages import SchedulerFacts
 from webapp.accounts.models import Team
 from webapp.hosts.models import Device, Host, Pool
 
@@ -18,15 +19,30 @@ def pool_ensure(*, team: Team, slug: str = DEFAULT) -> Pool:
 def devices_sync(host: Host, facts: HostFacts) -> None:
     """Make a host's devices what it says of itself; one that is gone stays, as not present.
 
-    A host without a GPU computes on its processor, which is then its only device.
+    A host without a GPU computes on its processor, which is then its only device. One that hands
+    its jobs to a scheduler has a slot for each job that may be there at once.
     """
-    said = _described(facts)
+    said = _slots(facts.scheduler) if facts.scheduler else _described(facts)
     for device in said:
         Device.objects.update_or_create(
             host=host, uuid=device.uuid, defaults=_facts_of(device) | {"is_present": True}
         )
     gone = Device.objects.filter(~Q(uuid__in=[device.uuid for device in said]), host=host)
     gone.update(is_present=False)
+
+
+def kind_of(facts: HostFacts) -> str:
+    """Return the kind of a host that says this of itself."""
+    return facts.scheduler.kind if facts.scheduler else "agent"
+
+
+def _slots(scheduler: SchedulerFacts) -> list[Device]:
+    asked = [f"{name} {value}" for name, value in sorted(scheduler.options.items())]
+    name = ", ".join(["One job in Slurm", *asked])
+    return [
+        Device(kind="slot", index=index, uuid=f"slot-{index}", name=name[:120], memory_bytes=0)
+        for index in range(scheduler.max_jobs)
+    ]
 
 
 def _described(facts: HostFacts) -> list[Device]:

@@ -17,7 +17,7 @@ from runners.timing import scaled
 from webapp.core.ids import new_ulid
 from webapp.hosts.contact import Contact, contact_of
 from webapp.hosts.findings import checks_update
-from webapp.hosts.models import Host
+from webapp.hosts.models import RUNS_JOBS, Host
 from webapp.live.publish import publish_host_checks
 
 log = structlog.get_logger(__name__)
@@ -98,7 +98,7 @@ class RoundTrips:
 
 def _untried() -> list[Host]:
     """Return the hosts in contact whose queue has not answered yet."""
-    enrolled = Host.objects.filter(kind="agent", checks__has_redis=True)
+    enrolled = Host.objects.filter(kind__in=RUNS_JOBS, checks__has_redis=True)
     rows = enrolled.exclude(credential_hash="").order_by("pk")
     return [
         host

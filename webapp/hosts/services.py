@@ -27,7 +27,7 @@ from webapp.hosts import redis_users
 from webapp.hosts.contact import BEAT_SECONDS
 from webapp.hosts.findings import checks_update
 from webapp.hosts.models import EnrolmentToken, Host, HostState
-from webapp.hosts.pools import DEFAULT, devices_sync, pool_ensure
+from webapp.hosts.pools import DEFAULT, devices_sync, kind_of, pool_ensure
 from webapp.jobs.models import Event
 from webapp.live.publish import publish_host_checks
 
@@ -170,6 +170,7 @@ def _write_identity(
     host.protocol_version = request.protocol_version
     host.agent_version = request.facts.agent_version
     host.facts = request.facts.model_dump(mode="json")
+    host.kind = kind_of(request.facts)
     host.boot_id = request.facts.boot_id
     host.clock_offset_ms = request.sent_at_ms - now_ms()
     host.enrolled_at = now()

@@ -9,7 +9,7 @@ from django.db import transaction
 from runners.timing import scaled
 from webapp.core.clock import now
 from webapp.hosts.contact import Contact, contact_of, silent_seconds
-from webapp.hosts.models import EnrolmentToken, Host, HostState
+from webapp.hosts.models import RUNS_JOBS, EnrolmentToken, Host, HostState
 from webapp.jobs.models import Event
 from webapp.live.publish import publish_host_states
 
@@ -48,7 +48,7 @@ class ContactSweep:
 
 
 def _enrolled() -> list[Host]:
-    hosts = Host.objects.filter(kind="agent").exclude(state=HostState.RETIRED)
+    hosts = Host.objects.filter(kind__in=RUNS_JOBS).exclude(state=HostState.RETIRED)
     return list(hosts.only("team", "state", "contact", "last_seen_at"))
 
 

@@ -44,9 +44,8 @@ def ways(server: str, token: str) -> list[Way]:
         Way(
             "slurm",
             "Slurm login node",
-            f"{python} {enroll} && sbatch --job-name=slipway-host --gres=gpu:1 --time=08:00:00 "
-            f"--signal=B:TERM@60 --wrap 'exec {python} work'",
-            "Enrols on the login node; the agent then runs inside the allocation that you ask "
-            "for, and is a host as long as that lasts. The home folder must be shared.",
+            f"{python} {enroll} --slurm --partition gpu --gres gpu:1 && {python} work",
+            "The agent stays on the login node and hands each job to Slurm with sbatch. Name your "
+            "own partition and what a job gets of a node. The home folder must be shared.",
         ),
     ]

@@ -17,7 +17,7 @@ from runners.messages import EventBatch
 from runners.stream import CONSUMER_GROUP, ack_key, decode, events_key
 from runners.timing import scaled
 from webapp.core.problems import Problem
-from webapp.hosts.models import Host
+from webapp.hosts.models import RUNS_JOBS, Host
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Attempt
 
@@ -62,7 +62,7 @@ class StreamConsumer:
     def _refresh_hosts(self) -> None:
         if self._clock() - self._hosts_at < HOSTS_SECONDS:
             return
-        enrolled = Host.objects.filter(kind="agent").exclude(credential_hash="")
+        enrolled = Host.objects.filter(kind__in=RUNS_JOBS).exclude(credential_hash="")
         hosts = {host.pk: host for host in enrolled}
         if hosts.keys() - self._hosts.keys():
             self._needs_recovery = True

@@ -10,7 +10,7 @@ from runners.reasons import Reason
 from runners.timing import scaled
 from webapp.core.clock import now
 from webapp.hosts.contact import Contact, contact_of
-from webapp.hosts.models import Host, Pool
+from webapp.hosts.models import RUNS_JOBS, Host, Pool
 from webapp.hosts.sweep import LONGEST_GAP_SECONDS
 from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.gangs import members_of, missing_words, release_unstarted
@@ -44,7 +44,7 @@ class StartDeadline:
         if instant - self._looked_at > LONGEST_GAP_SECONDS:
             self._heard_since.clear()
         self._looked_at = instant
-        hosts = Host.objects.filter(kind="agent").only("last_seen_at")
+        hosts = Host.objects.filter(kind__in=RUNS_JOBS).only("last_seen_at")
         heard = [host.pk for host in hosts if contact_of(host) is Contact.LIVE]
         self._heard_since = {pk: self._heard_since.get(pk, instant) for pk in heard}
         patience = START_TIMEOUT.total_seconds()

@@ -8,7 +8,7 @@ from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_GET
 
 from webapp.accounts.models import Membership
-from webapp.hosts.models import Host
+from webapp.hosts.models import RUNS_JOBS, Host
 from webapp.jobs import figures
 from webapp.jobs.actions import Allowed, allowed
 from webapp.jobs.lookup import visible_jobs
@@ -48,7 +48,7 @@ def job_list(request: HttpRequest) -> HttpResponse:
         "without_page": _without_page(request),
         "states": JobState.choices,
         "kinds": figures.KIND_WORDS.items(),
-        "hosts": Host.objects.visible_to(request.user).filter(kind="agent"),
+        "hosts": Host.objects.visible_to(request.user).filter(kind__in=RUNS_JOBS),
         "owners": _owners(jobs),
     }
     context |= live_context(request, ["jobs"])

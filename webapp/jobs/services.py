@@ -15,7 +15,7 @@ from webapp.accounts.secrets import secret_names
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem, InvalidProblem
 from webapp.hosts.contact import Contact, contact_of
-from webapp.hosts.models import Host, HostState, Pool
+from webapp.hosts.models import RUNS_JOBS, Host, HostState, Pool
 from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.gangs import members_of, order_stop, release_unstarted
 from webapp.jobs.holding import devices_release, pool_lock
@@ -117,7 +117,7 @@ def _may_launch(team: Team, pool: Pool) -> bool:
 def _check_host(team: Team, host: Host) -> None:
     if not _may_launch(team, host.pool):
         raise InvalidProblem("unknown_host", "This host belongs to another team; choose your own.")
-    if host.kind != "agent":
+    if host.kind not in RUNS_JOBS:
         raise InvalidProblem(
             "virtual_host", f"{host.name} is only planned for. Enrol a machine to run jobs."
         )

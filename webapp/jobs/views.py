@@ -32,7 +32,7 @@ from webapp.jobs.parts import parts_for, shown_part
 from webapp.jobs.plots import Drawn, draw, latest_values
 from webapp.jobs.postmortem import has_postmortem
 from webapp.jobs.reasons import words_for
-from webapp.jobs.selectors import waiting_sentence
+from webapp.jobs.selectors import scheduler_words, waiting_sentence
 from webapp.jobs.standing import leftover_of, standing_of
 from webapp.live.page import live_context, page_or_regions
 from webapp.modelhub.models import TeamModel
@@ -138,6 +138,7 @@ def job_context(request: HttpRequest, job: Job, tab: str) -> dict[str, Any]:
         "seconds": figures.elapsed_seconds(job),
         "expected_ms": expected_ms(job),
         "waiting": waiting_sentence(job),
+        "waits_for": scheduler_words(job),
         "allowed": allowed(membership, job),
         **silence_of(job),
         "abandon_url": _abandon_url(job, membership),

@@ -10,7 +10,7 @@ from django.views.decorators.http import require_GET
 
 from webapp.accounts.models import Team
 from webapp.accounts.roles import chosen_of, memberships_of
-from webapp.hosts.models import Host, HostState
+from webapp.hosts.models import RUNS_JOBS, Host, HostState
 from webapp.limits.answers import LimitAnswer, shown
 from webapp.limits.forms import LimitForm
 from webapp.limits.questions import BY_KEY, QUESTIONS, Question, suited
@@ -73,7 +73,7 @@ def _hosts(team: Team | None) -> list[Host]:
     """Return the hosts that the team can plan for."""
     if team is None:
         return []
-    found = Host.objects.filter(team=team, kind="agent", state=HostState.READY)
+    found = Host.objects.filter(team=team, kind__in=RUNS_JOBS, state=HostState.READY)
     return list(found.order_by("created_at"))
 
 

@@ -24,7 +24,7 @@ from runners.jobspec import (
     RandomModel,
     TrainSpec,
 )
-from webapp.hosts.models import Host, Pool
+from webapp.hosts.models import RUNS_JOBS, Host, Pool
 from webapp.jobs.models import Job
 from webapp.jobs.services import job_create, job_submit
 from webapp.modelhub.demo import demo_config
@@ -127,7 +127,7 @@ def launch_of(plan: Plan) -> Launch:
         raise DraftProblem(
             "This hardware is only thought of. Choose one of your hosts to launch.", "choice"
         )
-    if question.host.kind != "agent":
+    if question.host.kind not in RUNS_JOBS:
         raise DraftProblem(
             f"{question.host.name} is only planned for, so nothing can run on it. Choose one of "
             "your hosts to launch, or add the machine as a host.",

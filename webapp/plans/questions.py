@@ -18,7 +18,7 @@ from planner.specs.workload import (
 )
 from webapp.core.problems import Problem
 from webapp.hosts.device import cluster_for_host
-from webapp.hosts.models import Host, Pool
+from webapp.hosts.models import RUNS_JOBS, Host, Pool
 from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
 from webapp.modelhub.shapes import catalog_shape, shape_of
@@ -67,7 +67,7 @@ def question_of(plan: Plan) -> Question:
             model=_model(draft["model"], team_model),
             cluster=_cluster(draft, host, shared[1] if shared else []),
             workload=_workload(goal, draft),
-            engine=None if host and host.kind == "agent" else CATALOG_ENGINES.get(goal),
+            engine=None if host and host.kind in RUNS_JOBS else CATALOG_ENGINES.get(goal),
             objective=draft["goal"]["objective"],
             constraints=_constraints(draft["hardware"]),
             pins=_pins(draft, is_pool=shared is not None),

@@ -9,7 +9,7 @@ from django.db.models.functions import Coalesce, Greatest
 
 from webapp.core.clock import now
 from webapp.hosts.contact import Contact, contact_of
-from webapp.hosts.models import Device, Host, HostState, Pool
+from webapp.hosts.models import RUNS_JOBS, Device, Host, HostState, Pool
 from webapp.jobs.models import Allocation, Attempt, Job, JobState
 from webapp.jobs.preflight import gpu_load
 from webapp.queue import snapshot as values
@@ -46,7 +46,7 @@ def waiting_jobs(pool: Pool) -> list[Job]:
 
 def picture_of(pool: Pool, jobs: Sequence[Job], rules: Rules) -> Picture:
     """Return the pool with the jobs that wait in it; ``rules`` say who may not be tried."""
-    rows = Host.objects.filter(pool=pool, kind="agent").defer(*LARGE)
+    rows = Host.objects.filter(pool=pool, kind__in=RUNS_JOBS).defer(*LARGE)
     hosts = {host.pk: host for host in rows}
     devices = {d.pk: d for d in Device.objects.filter(host__in=hosts).order_by("index", "pk")}
     holders = {**_still_there(hosts.values()), **_holders(pool)}

@@ -102,7 +102,9 @@ class Table:
 def _sites_on(host: Host, demand: Demand) -> list[Site]:
     fit = [d for d in host.devices if d.is_usable and d.memory_bytes >= demand.min_memory_bytes]
     if demand.devices_per_host is None:
-        return [Site(host, "", tuple(fit), len(fit))] if fit else []
+        is_of_slots = all(device.kind == "slot" for device in fit)
+        num_needed = 1 if is_of_slots else len(fit)  # slots are no hardware: one is enough
+        return [Site(host, "", tuple(fit), num_needed)] if fit else []
     models = sorted({device.model for device in fit})
     groups = {model: tuple(d for d in fit if d.model == model) for model in models}
     needed = demand.devices_per_host

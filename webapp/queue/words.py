@@ -10,7 +10,7 @@ from webapp.accounts.models import Team
 from webapp.core import units
 from webapp.core.clock import now
 from webapp.hosts.contact import Contact, contact_of, silent_seconds
-from webapp.hosts.models import Host, HostState, Pool
+from webapp.hosts.models import RUNS_JOBS, Host, HostState, Pool
 from webapp.jobs.models import Job
 from webapp.queue.picture import Picture, least_memory_bytes, picture_of, waiting_jobs
 from webapp.queue.rules import Rules
@@ -136,7 +136,7 @@ class Words:
 
 def closed_words(host: Host, job: Job) -> str:
     """Return why a host takes no such job now, or nothing where it does."""
-    if host.kind != "agent":
+    if host.kind not in RUNS_JOBS:
         return f"{host.name} is only planned for."
     if host.state != HostState.READY:
         return f"{host.name} is {host.get_state_display().lower()} and takes no new jobs."

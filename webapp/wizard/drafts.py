@@ -7,7 +7,7 @@ from django.contrib.auth.models import User
 from planner.catalog.devices import get_device
 from planner.errors import PlannerError
 from webapp.accounts.models import Team
-from webapp.hosts.models import Host, HostState
+from webapp.hosts.models import RUNS_JOBS, Host, HostState
 from webapp.jobs.models import Job, JobState
 from webapp.modelhub.models import TeamModel
 from webapp.plans.completeness import completed, missing_step
@@ -17,7 +17,7 @@ from webapp.wizard.defaults import Draft, demo_draft, quantize_draft, serve_draf
 
 def first_host(team: Team) -> Host | None:
     """Return the host that a new plan proposes: a ready one, first enrolled first."""
-    hosts = Host.objects.filter(team=team, kind="agent").exclude(
+    hosts = Host.objects.filter(team=team, kind__in=RUNS_JOBS).exclude(
         state__in=[HostState.RETIRED, HostState.PENDING]
     )
     ready = hosts.filter(state=HostState.READY).order_by("created_at").first()

@@ -190,7 +190,7 @@ def test_another_teams_token_does_not_exist(charlie, added):
         ("pip", ["python -m runners enroll", "&amp;&amp; python -m runners work"]),
         ("pipx", ["pipx install", "slipway-host enroll", "slipway-host work"]),
         ("systemd", ["python -m runners unit", "systemctl --user enable --now"]),
-        ("slurm", ["sbatch", "exec python -m runners work"]),
+        ("slurm", ["--slurm --partition gpu", "python -m runners work"]),
     ],
 )
 def test_each_way_is_one_command_with_the_token(as_olga, added, way, parts):

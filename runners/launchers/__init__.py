@@ -1,0 +1,1 @@
+"""How a claimed attempt becomes processes: on this machine, or through a cluster's scheduler."""

@@ -1,0 +1,11 @@
+"""Which way of launching a host was configured for."""
+
+from runners.config import HostConfig
+from runners.launchers.base import Launcher
+from runners.launchers.local import LocalLauncher
+from runners.launchers.slurm import SlurmLauncher
+
+
+def launcher(config: HostConfig, boot_id: str) -> Launcher:
+    """Return the launcher of a host."""
+    return SlurmLauncher(config.slurm) if config.slurm else LocalLauncher(boot_id)

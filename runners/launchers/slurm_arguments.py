@@ -1,0 +1,62 @@
+"""The arguments of ``python -m runners enroll`` that make a host hand its jobs to Slurm."""
+
+import argparse
+
+from pydantic import ValidationError
+
+from runners.launchers.slurm_options import ALLOWED, SlurmConfig
+
+OPTION = "--slurm-option"
+
+
+class SlurmArgumentError(Exception):
+    """An argument that is not valid; the text names it, its value and the way out."""
+
+
+def add(command: argparse.ArgumentParser) -> None:
+    """Add the arguments to a command."""
+    group = command.add_argument_group("on a Slurm login node")
+    group.add_argument("--slurm", action="store_true", help="hand jobs to Slurm with sbatch")
+    for name, words in (
+        ("partition", "where jobs run; default: the cluster's own"),
+        ("account", "whom they are charged to"),
+        ("qos", "their quality of service"),
+        ("gres", "what each takes of a node, such as gpu:1"),
+    ):
+        group.add_argument(f"--{name}", help=words)
+    group.add_argument(
+        OPTION, action="append", default=[], metavar="NAME=VALUE",
+        help=f"another option of every job; allowed: {', '.join(ALLOWED)}",
+    )  # fmt: skip
+    group.add_argument("--time-limit-minutes", type=int, help="of a job; default: a day")
+    group.add_argument("--max-jobs", type=int, help="how many are in Slurm at once; default: 1")
+
+
+def read(options: argparse.Namespace) -> SlurmConfig | None:
+    """Return what the arguments ask for, or None without ``--slurm``.
+
+    Raises:
+        SlurmArgumentError: they are not valid, or are given without ``--slurm``.
+    """
+    named = {name: getattr(options, name) for name in ("partition", "account", "qos", "gres")}
+    chosen = {name: value for name, value in named.items() if value}
+    for text in options.slurm_option:
+        name, equals, value = text.removeprefix("--").partition("=")
+        if not equals:
+            raise SlurmArgumentError(f"{OPTION} {text!r} is not of the form NAME=VALUE")
+        chosen[name] = value
+    limits = {name: getattr(options, name) for name in ("time_limit_minutes", "max_jobs")}
+    limits = {name: value for name, value in limits.items() if value is not None}
+    if not options.slurm:
+        if chosen or limits:
+            given = ", ".join([*chosen, *limits])
+            raise SlurmArgumentError(f"{given}: these hold for Slurm alone; add --slurm")
+        return None
+    try:
+        return SlurmConfig.model_validate({"options": chosen, **limits})
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise SlurmArgumentError(
+            f"{field}: {first['msg'].removeprefix('Value error, ')}"
+        ) from None

@@ -1,0 +1,31 @@
+"""What a host says of the scheduler to which it hands its jobs."""
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from runners.wire import Message
+
+
+class PartitionFacts(Message):
+    """One partition of a cluster, or one kind of node in it."""
+
+    name: str
+    is_up: bool
+    time_limit: str  # as Slurm writes it: days-hours:minutes:seconds, or infinite
+    nodes: NonNegativeInt
+    cpus_per_node: str = ""
+    memory_mib: str = ""
+    gres: str = ""
+
+
+class SchedulerFacts(Message):
+    """The scheduler to which a host hands its jobs, and what it may ask of it."""
+
+    kind: Literal["slurm"] = "slurm"
+    version: str = ""
+    options: dict[str, str] = Field(default_factory=dict)  # of every job
+    time_limit_minutes: PositiveInt
+    max_jobs: PositiveInt
+    partitions: tuple[PartitionFacts, ...] = Field(default=(), max_length=256)
+    problem: str = ""  # why it was not to be asked

@@ -1,0 +1,152 @@
+"""A real Slurm of one node in a folder of its own: munged, slurmctld and slurmd, as root."""
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+PROGRAMS = ("munged", "sbatch", "slurmctld", "slurmd")
+CONFIG = """\
+ClusterName=one
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldPort={controller_port}
+SlurmdPort={node_port}
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SwitchType=switch/none
+MpiDefault=none
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/linux
+ReturnToService=2
+KillWait=5
+MinJobAge={remember_seconds}
+SlurmdParameters=config_overrides
+NodeName={host} NodeAddr=127.0.0.1 CPUs=2 RealMemory=4000 State=UNKNOWN
+PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP
+PartitionName=closed Nodes={host} MaxTime=60 State=DOWN
+"""
+PATIENCE_SECONDS = 60.0
+
+
+class Cluster:
+    """One controller and one node; either may be killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config = folder / "slurm.conf"
+        self.host = socket.gethostname()
+        self._munged: subprocess.Popen[bytes] | None = None
+
+    @staticmethod
+    def why_not() -> str:
+        """Return why no cluster can run here, or "" when one can."""
+        missing = [name for name in PROGRAMS if shutil.which(name) is None]
+        if missing:
+            return f"not installed: {', '.join(missing)} (Debian: slurm-wlm, munge)"
+        return "" if os.geteuid() == 0 else "slurmd starts jobs as their users: it needs root"
+
+    def start(self) -> None:
+        for name in ("state", "spool"):
+            (self.folder / name).mkdir()
+        self.config.write_text(
+            CONFIG.format(
+                host=self.host,
+                folder=self.folder,
+                controller_port=_free_port(),
+                node_port=_free_port(),
+                remember_seconds=600,
+            )
+        )
+        self._start_munge()
+        self.start_controller()
+        self._run("slurmd", "-N", self.host)
+        self.wait_for(lambda: "idle" in self._run("sinfo", "-h", "-p", "main", "-o", "%T"))
+
+    def _start_munge(self) -> None:
+        key = self.folder / "munge.key"
+        key.write_bytes(secrets.token_bytes(128))
+        key.chmod(0o600)
+        files = [f"--{name}={self.folder}/munge.{end}" for name, end in (
+            ("key-file", "key"), ("socket", "socket"), ("pid-file", "pid"),
+            ("log-file", "log"), ("seed-file", "seed"))]  # fmt: skip
+        self._munged = subprocess.Popen(["munged", "--foreground", "--force", *files])
+        self.wait_for((self.folder / "munge.socket").exists)
+
+    def start_controller(self) -> None:
+        self._run("slurmctld")
+        self.wait_for(lambda: "UP" in self._run("scontrol", "ping"))
+
+    def kill_controller(self) -> None:
+        self._kill("slurmctld")
+
+    def stop(self) -> None:
+        if self.config.exists():
+            self._run("scancel", f"--user={os.getuid()}")
+        for name in ("slurmd", "slurmctld"):
+            self._kill(name)
+        if self._munged:
+            self._munged.kill()
+            self._munged.wait()
+
+    def states(self) -> dict[str, str]:
+        """Return the state of every job by its name."""
+        lines = self._run("squeue", "-h", "--states=all", "-o", "%j %T").splitlines()
+        return dict(line.split() for line in lines)
+
+    def run(self, *argv: str) -> str:
+        return self._run(*argv)
+
+    def wait_for(self, condition: object, seconds: float = PATIENCE_SECONDS) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{condition}; {self._tail()}")
+            time.sleep(0.1)
+
+    def _run(self, *argv: str) -> str:
+        env = os.environ | {"SLURM_CONF": str(self.config)}
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+        return done.stdout
+
+    def _kill(self, name: str) -> None:
+        pid_file = self.folder / f"{name}.pid"
+        if not pid_file.exists():
+            return
+        pid = int(pid_file.read_text())
+        os.kill(pid, signal.SIGKILL)
+        pid_file.unlink()
+        self.wait_for(lambda: not _is_alive(pid))
+
+    def _tail(self) -> str:
+        logs = [self.folder / f"{name}.log" for name in ("slurmctld", "slurmd")]
+        return "\n".join(path.read_text()[-1500:] for path in logs if path.exists())
+
+
+def _is_alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
