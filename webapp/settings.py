@@ -54,7 +54,7 @@ INSTALLED_APPS = [
     "webapp.core",
     "template_partials",
     "ninja",
-    "django.contrib.admin",
+    "webapp.accounts.staff_app.StaffConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.humanize",
@@ -72,6 +72,7 @@ MIDDLEWARE = [
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.auth.middleware.LoginRequiredMiddleware",
+    "webapp.accounts.session_middleware.SessionInUse",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "csp.middleware.CSPMiddleware",
@@ -154,10 +155,13 @@ STORAGES = {
     "staticfiles": {"BACKEND": "webapp.core.staticfiles.HashedStaticFilesStorage"},
 }
 
+# Where the administration lies; another name spares it the visits of whoever tries the usual one.
+ADMIN_PATH = os.environ.get("SLIPWAY_ADMIN_PATH", "admin").strip("/") + "/"
 LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "home"
 LOGOUT_REDIRECT_URL = "login"
 SESSION_COOKIE_HTTPONLY = True
+SESSION_COOKIE_AGE = 12 * 3600  # after the last request
 SESSION_COOKIE_SAMESITE = "Lax"
 SECURE_CONTENT_TYPE_NOSNIFF = True
 X_FRAME_OPTIONS = "DENY"

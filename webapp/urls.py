@@ -1,10 +1,11 @@
 """Every address of the product; each app lists its own."""
 
+from django.conf import settings
 from django.contrib import admin
 from django.urls import include, path
 
 urlpatterns = [
-    path("admin/", admin.site.urls),
+    path(settings.ADMIN_PATH, admin.site.urls),
     path("", include("webapp.accounts.urls")),
     path("", include("webapp.home.urls")),
     path("", include("webapp.wizard.urls")),

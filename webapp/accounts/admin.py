@@ -2,7 +2,8 @@
 
 from django.contrib import admin
 
-from webapp.accounts.models import Membership, Quota, Team
+from webapp.accounts.models import LoginTry, Membership, OpenSession, Quota, Team
+from webapp.core.read_only import ReadOnlyAdmin
 
 
 class MembershipInline(admin.TabularInline[Membership, Team]):
@@ -36,3 +37,18 @@ class MembershipAdmin(admin.ModelAdmin[Membership]):
     list_display = ["user", "team", "role"]
     list_filter = ["role", "team"]
     autocomplete_fields = ["user", "team"]
+
+
+@admin.register(LoginTry)
+class LoginTryAdmin(ReadOnlyAdmin):
+    """Wrong passwords of the last hour."""
+
+    list_display = ["at", "address"]
+
+
+@admin.register(OpenSession)
+class OpenSessionAdmin(ReadOnlyAdmin):
+    """Who is logged in, from where."""
+
+    list_display = ["user", "address", "browser", "began_at", "seen_at"]
+    exclude = ["session_key"]

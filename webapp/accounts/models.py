@@ -104,3 +104,39 @@ class Secret(TeamOwned):
 
     def __str__(self) -> str:
         return self.name
+
+
+class LoginTry(models.Model):
+    """A password that was tried and was wrong, or is being checked right now."""
+
+    account = models.CharField(max_length=64)  # SHA-256 hex of the name, which may be none
+    address = models.CharField(max_length=64)
+    at = models.DateTimeField()
+
+    class Meta:
+        indexes = [
+            models.Index(fields=["account", "address", "at"], name="tries_of_account"),
+            models.Index(fields=["at"], name="tries_at"),
+        ]
+
+    def __str__(self) -> str:
+        return f"try from {self.address}"
+
+
+class OpenSession(UlidModel):
+    """A browser in which somebody is logged in, as its owner sees it among the others."""
+
+    user = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="open_sessions"
+    )
+    session_key = models.CharField(max_length=40, unique=True)
+    address = models.CharField(max_length=64)
+    browser = models.CharField(max_length=200)
+    began_at = models.DateTimeField()
+    seen_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["-seen_at"]
+
+    def __str__(self) -> str:
+        return f"session of {self.user_id}"

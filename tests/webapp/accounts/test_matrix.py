@@ -53,6 +53,8 @@ RULES = {
     "settings/secrets/": Rule("get", PRACTITIONER),
     "settings/secrets/save/": Rule("post", OPERATOR),
     "settings/secrets/<slug:secret_id>/delete/": OPERATE,
+    "settings/sessions/": PAGE,
+    "settings/sessions/end/": Rule("post", MEMBER),
     "": PAGE,
     "search/": PAGE,
     "plans/": PAGE,
