@@ -50,6 +50,7 @@ INSTALLED_APPS = [
     "webapp.plans",
     "webapp.modelhub",
     "webapp.jobs",
+    "webapp.audit",
     "webapp.metrics",
     "webapp.core",
     "template_partials",

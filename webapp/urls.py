@@ -7,6 +7,7 @@ from django.urls import include, path
 urlpatterns = [
     path(settings.ADMIN_PATH, admin.site.urls),
     path("", include("webapp.accounts.urls")),
+    path("", include("webapp.audit.urls")),
     path("", include("webapp.home.urls")),
     path("", include("webapp.wizard.urls")),
     path("", include("webapp.plans.urls")),

@@ -10,6 +10,7 @@ import structlog
 from runners.timing import scaled
 from webapp.accounts.guesses import tries_forget_old
 from webapp.accounts.sessions import sessions_forget_ended
+from webapp.audit.chain import events_seal
 from webapp.hosts import redis_users
 from webapp.hosts.sweep import ContactSweep, expire_tokens
 from webapp.jobs.deadlines import StartDeadline, allocate_all
@@ -45,6 +46,7 @@ def all_duties() -> list[Duty]:
         Duty("metric retention", 3600.0, prune_old),
         Duty("redis users", 30.0, redis_users.keep),
         Duty("tokens", 600.0, expire_tokens),
+        Duty("audit chain", 5.0, events_seal),
         Duty("login tries", 600.0, tries_forget_old),
         Duty("ended sessions", 3600.0, sessions_forget_ended),
     ]

@@ -25,7 +25,7 @@ from webapp.wizard.drafts import draft_begin
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
-OPEN, HOST, MEMBER, PRACTITIONER, OWNER, OPERATOR = range(6)
+OPEN, HOST, MEMBER, PRACTITIONER, OWNER, OPERATOR, ADMIN = range(7)
 
 
 class Rule(NamedTuple):
@@ -55,6 +55,8 @@ RULES = {
     "settings/secrets/<slug:secret_id>/delete/": OPERATE,
     "settings/sessions/": PAGE,
     "settings/sessions/end/": Rule("post", MEMBER),
+    "audit/": Rule("get", ADMIN),
+    "audit/export/": Rule("get", ADMIN),
     "": PAGE,
     "search/": PAGE,
     "plans/": PAGE,

@@ -1,0 +1,17 @@
+"""App registration."""
+
+from django.apps import AppConfig
+from django.db.models.signals import post_migrate
+
+from webapp.audit.guard import guards_set
+
+
+class AuditConfig(AppConfig):
+    """The chain over the history."""
+
+    name = "webapp.audit"
+    label = "audit"
+
+    def ready(self) -> None:
+        """Set the database's guards after every migration: remade tables lose theirs."""
+        post_migrate.connect(guards_set, sender=self, dispatch_uid="audit_guards")
