@@ -5,7 +5,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("hosts", "0008_planned_hosts"),
+        ("hosts", "0009_chosen_address"),
     ]
 
     operations = [
