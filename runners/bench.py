@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from runners import launch
 from runners.facts import Microbench
-from runners.launchers.slurm_options import SlurmConfig
+from runners.slurm_options import SlurmConfig
 
 COMMAND = (sys.executable, "-m", "runners.jobs.microbench")
 TIMEOUT_SECONDS = 300.0

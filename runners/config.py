@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
-from runners.launchers.slurm_options import SlurmConfig
 from runners.places import IpAddress, Port
 from runners.redis_address import shipper_user, with_user, worker_user
+from runners.slurm_options import SlurmConfig
 
 DEFAULT_HOST_DIR = Path.home() / ".slipway" / "host"
 CREDENTIAL = "credential.json"

@@ -10,8 +10,8 @@ from runners.config import Credential, HostConfigError, HostDir
 from runners.gangs import NoSuchAddressError, interface_of
 from runners.launchers import slurm_commands
 from runners.launchers.slurm_commands import SlurmError
-from runners.launchers.slurm_options import SlurmConfig
 from runners.messages import EnrollRequest
+from runners.slurm_options import SlurmConfig
 
 
 class EnrolmentError(Exception):

@@ -19,9 +19,9 @@ from runners.launch import LaunchRefusedError
 from runners.launchers import slurm_commands
 from runners.launchers.base import Lost
 from runners.launchers.slurm_commands import Phase, SlurmAwayError, SlurmError, SlurmJob
-from runners.launchers.slurm_options import SlurmConfig
 from runners.messages import RunRequest
 from runners.reasons import Reason
+from runners.slurm_options import SlurmConfig
 from runners.supervision import record
 from runners.timing import scaled
 

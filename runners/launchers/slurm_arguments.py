@@ -4,7 +4,7 @@ import argparse
 
 from pydantic import ValidationError
 
-from runners.launchers.slurm_options import ALLOWED, SlurmConfig
+from runners.slurm_options import ALLOWED, SlurmConfig
 
 OPTION = "--slurm-option"
 

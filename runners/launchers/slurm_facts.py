@@ -2,8 +2,8 @@
 
 from runners.launchers import slurm_commands
 from runners.launchers.slurm_commands import SlurmError
-from runners.launchers.slurm_options import SlurmConfig
 from runners.scheduler_messages import PartitionFacts, SchedulerFacts
+from runners.slurm_options import SlurmConfig
 
 MAX_PARTITIONS = 256
 

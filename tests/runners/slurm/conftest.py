@@ -15,7 +15,7 @@ from runners.agent import Agent
 from runners.config import Credential, HostDir
 from runners.launch import render_argv
 from runners.launchers import slurm
-from runners.launchers.slurm_options import SlurmConfig
+from runners.slurm_options import SlurmConfig
 from tests.runners.slurm.cluster import Cluster
 from tests.runners.test_agent import BENCH
 

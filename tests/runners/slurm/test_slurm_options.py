@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from runners.launchers import slurm_arguments
 from runners.launchers.slurm_arguments import SlurmArgumentError
-from runners.launchers.slurm_options import SlurmConfig
+from runners.slurm_options import SlurmConfig
 
 
 def read(*arguments: str) -> SlurmConfig | None:

@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 
 from webapp.core.units import THIN
+from webapp.jobs.holding import devices_release
 from webapp.jobs.models import Artefact, Job
 
 pytestmark = pytest.mark.django_db(databases=["default", "metrics"])
@@ -157,13 +158,14 @@ def test_an_artefact_that_never_arrived_is_said_to_lie_on_the_host(as_alice, fin
 @pytest.fixture
 def queued(job):
     """A job that goes back to wait."""
+    devices_release(job.current_attempt)
     Job.objects.filter(pk=job.pk).update(state="queued", current_attempt=None)
     return Job.objects.get(pk=job.pk)
 
 
 def test_a_queued_job_says_what_it_waits_for(as_alice, queued):
     shown = plain(text_of(as_alice, queued))
-    assert "Box is free; the job starts within seconds." in shown
+    assert "It starts within seconds." in shown
 
 
 def test_a_queued_job_names_the_silent_host_that_it_waits_for(as_alice, queued):
