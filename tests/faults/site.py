@@ -221,7 +221,7 @@ class Site(Parts):
         parts = {process.pid for process in self.processes.values()}
         found = {
             **self.desk.broken(),
-            "P1 two trees": list(self.trees.doubled),
+            "P1 two trees": [one for one in self.trees.doubled if self._is_ours(one)],
             "P1 survivors": self._survivors(),
             "P2 spools behind": self._behind(),
             "P3 secrets": self._secrets(parts),
@@ -229,6 +229,10 @@ class Site(Parts):
             "P4 descriptors": self._leaks(),
         }
         return {name: one for name, one in found.items() if one}
+
+    def _is_ours(self, attempt: str) -> bool:
+        """Tell an attempt of this installation from those of others on the same machine."""
+        return any((folder / "attempts" / attempt).exists() for folder in self.hosts.values())
 
     def _survivors(self) -> dict[str, list[int]]:
         ended = [each["id"] for job in self.jobs for each in self.view(job)["attempts"]]
