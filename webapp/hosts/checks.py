@@ -152,6 +152,8 @@ def _driver(facts: dict[str, Any]) -> Check:
 
 
 def _gpus(facts: dict[str, Any]) -> Check:
+    if facts.get("scheduler"):
+        return Check(GPUS, GOOD, "those of the nodes that Slurm gives a job")
     if not facts.get("gpus"):
         return Check(GPUS, GOOD, f"none; jobs run on {processor_words(facts)}")
     links = {link for row in facts.get("topology") or () for link in row if link != "X"}

@@ -251,6 +251,12 @@ def test_gpus_are_told_with_the_links_between_them(added):
     assert check_of(host, "GPUs").words.endswith("NV18 between them")
 
 
+def test_a_login_node_leaves_the_gpus_to_its_nodes(added):
+    host = enroll_with(added[1])
+    host.facts["scheduler"] = {"kind": "slurm"}
+    assert check_of(host, "GPUs").words == "those of the nodes that Slurm gives a job"
+
+
 @pytest.mark.parametrize(
     ("found", "look", "words"),
     [
