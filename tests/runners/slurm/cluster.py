@@ -92,12 +92,22 @@ class Cluster:
         self._run("slurmctld")
         self.wait_for(lambda: "UP" in self._run("scontrol", "ping"))
 
+    def has_saved(self, attempt: Path) -> bool:
+        """Tell whether the controller would know the job of an attempt after it was killed.
+
+        One that forgot it gives its number to the next, which the node refuses to run.
+        """
+        saved = self.folder / "state/job_state"
+        sent = (attempt / "slurm.json").stat().st_mtime
+        return saved.exists() and saved.stat().st_mtime > sent
+
     def kill_controller(self) -> None:
         self._kill("slurmctld")
 
     def stop(self) -> None:
         if self.config.exists():
             self._run("scancel", f"--user={os.getuid()}")
+            self.wait_for(lambda: not self._run("squeue", "-h"))  # else its processes stay
         for name in ("slurmd", "slurmctld"):
             self._kill(name)
         if self._munged:

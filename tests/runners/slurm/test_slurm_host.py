@@ -32,7 +32,7 @@ def test_a_drill_goes_through_slurm_and_is_told_to_its_end(acceptor, attempt_ids
 
     assert stored.exit["reason"] == "ok"
     assert stored.of_kind("result")[0]["measured"] == {"steps": 3.0}
-    assert cluster.states()[name(attempt_ids[0])] in {"COMPLETED", "COMPLETING"}
+    cluster.wait_for(lambda: cluster.states()[name(attempt_ids[0])] == "COMPLETED")
 
 
 def test_a_stop_lets_the_supervisor_end_the_job_inside_its_grace(
@@ -141,8 +141,9 @@ def test_a_killed_supervisor_is_told_as_lost_in_slurms_words(
 def test_a_silent_controller_ends_nothing(acceptor, attempt_ids, serve, cluster, host_dir):
     stored = acceptor.want(attempt_ids[0])
 
-    with serve("import time; time.sleep(8)"):
+    with serve("import time; time.sleep(15)"):
         wait_for(lambda: stored.events, SECONDS)
+        cluster.wait_for(lambda: cluster.has_saved(host_dir.attempts / attempt_ids[0]))
         cluster.kill_controller()
         folder = AttemptFolder(host_dir.attempts / attempt_ids[0])
         wait_for(folder.exit_record, SECONDS)
