@@ -32,11 +32,11 @@ def test_without_packages_a_command_says_how_to_get_them(monkeypatch, capsys, tm
     assert "`python3 manage.py up` makes it" in words
 
 
-def test_the_set_up_code_imports_only_the_standard_library():
+def test_the_set_up_code_imports_only_the_standard_library_and_ours():
     code = (
         "import sys\n"
         "from webapp.boot import broker, cli, environment, pip, processes, suite, up, vendor\n"
-        "known = set(sys.stdlib_module_names) | {'webapp', '__main__'}\n"
+        "known = set(sys.stdlib_module_names) | {'webapp', 'runners', '__main__'}\n"
         "print(sorted({name.split('.')[0] for name in sys.modules} - known))"
     )
 

@@ -57,7 +57,8 @@ def question_of(plan: Plan) -> Question:
     draft = plan.draft
     refuse_incomplete(draft)
     host = _host(plan)
-    shared = pool_of(plan.team, draft["hardware"]["choice"])
+    choice = draft["hardware"]["choice"]
+    shared = pool_of(plan.team, choice) if choice.startswith("pool:") else None
     if shared is not None:
         host = shared[1][0]
     team_model = _team_model(plan)

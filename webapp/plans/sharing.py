@@ -48,14 +48,12 @@ def pools_among(hosts: Iterable[Host]) -> list[tuple[Pool, list[Host]]]:
     return [(pool, ready) for pool, ready in together.items() if len(ready) > 1]
 
 
-def pool_of(team: Team, choice: str) -> tuple[Pool, list[Host]] | None:
-    """Return the pool that a draft chose, with its hosts; None where it chose something else.
+def pool_of(team: Team, choice: str) -> tuple[Pool, list[Host]]:
+    """Return the pool that a draft chose, with its hosts.
 
     Raises:
         DraftProblem: the team may not launch there any more, or it has fewer than two hosts.
     """
-    if not choice.startswith("pool:"):
-        return None
     for pool, hosts in pools_among(reachable_hosts(team)):
         if choice == f"pool:{pool.pk}":
             return pool, hosts

@@ -17,7 +17,9 @@ def gpu_host(team: Team, name: str, count: int, gib: int = 24) -> Host:
         {"index": i, "uuid": f"{name}-{i}", "name": "NVIDIA L4", "memory_bytes": gib * GIB}
         for i in range(count)
     ]
-    beat = make_beat(facts=make_facts(gpus=gpus), microbench=make_microbench())
+    beat = make_beat(
+        facts=make_facts(gpus=gpus, addresses=["10.0.0.1"]), microbench=make_microbench()
+    )
     host_beat(host=host, beat=beat)
     return host
 

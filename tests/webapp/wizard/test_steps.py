@@ -156,5 +156,5 @@ def test_no_step_asks_the_database_more_often_than_a_bound(
     walker = walk()
     walker.page(step)
 
-    with django_assert_max_num_queries(14):
+    with django_assert_max_num_queries(15):
         walker.page(step)
