@@ -3,7 +3,9 @@
 import os
 import signal
 import threading
+from collections.abc import MutableMapping
 from types import FrameType
+from typing import Any
 
 from django.core.asgi import get_asgi_application
 
@@ -13,17 +15,34 @@ django_application = get_asgi_application()
 from webapp.api import beat_door  # noqa: E402 (Django must be set up first)
 from webapp.live import stream  # noqa: E402 (as above)
 
+STRICT_HEADERS = [
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"same-origin"),
+]
+
 
 async def application(scope: stream.Scope, receive: stream.Receive, send: stream.Send) -> None:
     """Answer one connection."""
     if scope["type"] == "lifespan":
         await _lifespan(receive, send)
     elif scope["type"] == "http" and scope["path"].startswith(stream.PREFIX):
-        await stream.application(scope, receive, send)
+        await stream.application(scope, receive, with_policy(send))
     elif scope["type"] == "http" and beat_door.is_beat(scope):
-        await beat_door.application(scope, receive, send)
+        await beat_door.application(scope, receive, with_policy(send))
     else:
         await django_application(scope, receive, send)  # type: ignore[arg-type]  # asgiref narrows
+
+
+def with_policy(send: stream.Send) -> stream.Send:
+    """Add to what a branch without Django answers the headers that let nothing of it act."""
+
+    async def guarded(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], *STRICT_HEADERS]
+        await send(message)
+
+    return guarded
 
 
 async def _lifespan(receive: stream.Receive, send: stream.Send) -> None:

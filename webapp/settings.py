@@ -66,6 +66,7 @@ INSTALLED_APPS = [
     "django_htmx",
 ]
 MIDDLEWARE = [
+    "csp.middleware.CSPMiddleware",  # first: its header is on every answer, errors and files too
     "django.middleware.security.SecurityMiddleware",
     "servestatic.middleware.ServeStaticMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -76,7 +77,6 @@ MIDDLEWARE = [
     "webapp.accounts.session_middleware.SessionInUse",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
-    "csp.middleware.CSPMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
     "webapp.core.middleware.ProblemMiddleware",
 ]

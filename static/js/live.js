@@ -10,7 +10,7 @@
   const POLL_MS = 5000;
   const RETRY_MS = [500, 1000, 2000, 4000, 8000, 15000, 30000];
   const SILENCE_MS = 40000; // the server pings every 15 s
-  const state = { lastId: "", errors: 0, heardAt: 0, frameAt: Date.now(), status: "connecting", stop: null, timer: 0, closed: false };
+  const state = { lastId: "", errors: 0, heardAt: 0, frameAt: Date.now(), status: "connecting", stop: null, timer: 0, restMs: 0, closed: false };
 
   const say = (name, detail) => document.dispatchEvent(new CustomEvent(`live:${name}`, { detail }));
   const clock = (ms) => new Date(ms).toLocaleTimeString("en-GB");
@@ -96,6 +96,11 @@
       if (state.lastId) headers["Last-Event-ID"] = state.lastId;
       const answer = await fetch(`/live/?${query}`, { headers, signal: control.signal, cache: "no-store" });
       if (answer.status === 401 || answer.status === 403) { await renewTicket(); throw new Error("ticket"); }
+      if (answer.status === 429) { // as many streams as there may be: poll, and come back later
+        state.errors = Math.max(state.errors, 1);
+        state.restMs = 1000 * Number(answer.headers.get("Retry-After") || 15);
+        throw new Error("full");
+      }
       if (!answer.ok || !answer.body) throw new Error(`status ${answer.status}`);
       state.errors = 0;
       state.heardAt = Date.now();
@@ -119,7 +124,8 @@
     state.stop = null;
     if (state.closed || document.hidden) return;
     setStatus(state.errors >= 2 ? "polling" : "connecting");
-    const wait = RETRY_MS[Math.min(state.errors - 1, RETRY_MS.length - 1)];
+    const wait = Math.max(RETRY_MS[Math.min(state.errors - 1, RETRY_MS.length - 1)], state.restMs);
+    state.restMs = 0;
     state.timer = setTimeout(connect, wait * (0.7 + Math.random() * 0.6));
   };
 

@@ -21,6 +21,7 @@ from runners.facts import DeviceMeasurement, HostFacts, Microbench
 from runners.jobspec import TrainSpec
 from runners.messages import Beat, ClaimRequest, EnrollRequest, EventBatch, RunEvent
 from webapp.accounts.models import Membership, Role, Team
+from webapp.core.pace import calls
 from webapp.hosts.beats import host_beat
 from webapp.hosts.models import Host
 from webapp.hosts.services import host_enroll, token_create
@@ -36,6 +37,12 @@ GIB = 1024**3
 def _cheap_passwords(settings) -> None:
     """Hash with the fastest hasher: what is tested here is not the cost of a guess."""
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+
+@pytest.fixture(autouse=True)
+def _no_calls_before() -> None:
+    """Start every test with nobody having called."""
+    calls.forget()
 
 
 @pytest.fixture

@@ -1,8 +1,12 @@
 """Who calls the API: a host by its credential, a person by the session."""
 
-from django.http import HttpRequest
-from ninja.security import HttpBearer
+from typing import Any
 
+from django.http import HttpRequest
+from ninja.security import HttpBearer, SessionAuth
+
+from webapp.accounts.session_signals import address_of
+from webapp.core.pace import HOST, PERSON, STRANGER, calls
 from webapp.core.problems import UnauthorizedProblem
 from webapp.hosts.models import Host
 from webapp.hosts.services import UNKNOWN_CREDENTIAL, host_by_credential
@@ -13,16 +17,34 @@ class HostAuth(HttpBearer):
 
     openapi_name = "HostCredential"
 
-    def authenticate(self, _request: HttpRequest, token: str) -> Host:
+    def authenticate(self, request: HttpRequest, token: str) -> Host:
         """Return the host.
 
         Raises:
             UnauthorizedProblem: no host has this credential.
+            BusyProblem: it calls too often.
         """
         host = host_by_credential(token)
         if host is None:
+            calls.keep(STRANGER, address_of(request))
             raise UnauthorizedProblem(*UNKNOWN_CREDENTIAL)
+        calls.keep(HOST, host.pk)
         return host
+
+
+class PersonAuth(SessionAuth):
+    """Somebody who is logged in, and calls no more often than people and their scripts do."""
+
+    def authenticate(self, request: HttpRequest, key: str | None) -> Any:  # noqa: ANN401 (ninja's)
+        """Return the person, or None.
+
+        Raises:
+            BusyProblem: the person calls too often.
+        """
+        person = super().authenticate(request, key)
+        if person is not None:
+            calls.keep(PERSON, str(person.pk))
+        return person
 
 
 def calling_host(request: HttpRequest) -> Host:

@@ -11,9 +11,11 @@ import structlog
 from pydantic import ValidationError
 
 from runners.messages import Beat
-from webapp.api.problems import invalid, not_authenticated, problem_response
+from webapp.api.problems import invalid, not_authenticated, raw_problem
+from webapp.core.pace import BEAT, calls
 from webapp.core.problems import BusyProblem, Problem, TooLargeProblem
 from webapp.hosts.beat_desk import BeatDesk
+from webapp.hosts.services import digest
 from webapp.live.stream import Receive, Scope, Send
 
 PATH = "/api/v1/hosts/beat"
@@ -33,6 +35,7 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer one beat."""
     try:
         credential = _credential(scope)
+        calls.keep(BEAT, digest(credential))
         beat = Beat.model_validate_json(await _body(receive))
         answer = await _desk().take(credential, beat)
     except ValidationError as error:
@@ -87,12 +90,8 @@ async def _body(receive: Receive) -> bytes:
 
 
 async def _refuse(send: Send, problem: Problem) -> None:
-    response = problem_response(problem)
-    headers = [
-        (name.lower().encode("latin-1"), value.encode("latin-1"))
-        for name, value in response.items()
-    ]
-    await _send(send, response.status_code, headers, response.content)
+    status, headers, body = raw_problem(problem)
+    await _send(send, status, headers, body)
 
 
 async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:

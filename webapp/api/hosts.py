@@ -14,8 +14,10 @@ from runners.messages import (
     RotateReply,
     RotateRequest,
 )
+from webapp.accounts.session_signals import address_of
 from webapp.api.auth import HostAuth, calling_host
 from webapp.api.problems import REFUSALS
+from webapp.core.pace import STRANGER, calls
 from webapp.core.problems import TooLargeProblem
 from webapp.hosts.beats import host_beat
 from webapp.hosts.services import host_enroll, host_rotate
@@ -28,6 +30,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 @router.post("/enroll", response={200: EnrollReply, **REFUSALS}, auth=None)
 def enroll(request: HttpRequest, body: EnrollRequest) -> EnrollReply:
     """Exchange a one-time token for a credential of the host's own."""
+    calls.keep(STRANGER, address_of(request))
     return host_enroll(body, is_same_machine=is_same_machine(request, body.facts.boot_id))
 
 

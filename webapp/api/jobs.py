@@ -6,10 +6,10 @@ from typing import Annotated, Any
 import numpy as np
 from django.http import HttpRequest
 from ninja import Query, Router, Schema
-from ninja.security import django_auth
 from numpy.typing import NDArray
 
 from webapp.accounts.roles import visible_or_404
+from webapp.api.auth import PersonAuth
 from webapp.api.problems import REFUSALS
 from webapp.core.problems import InvalidProblem
 from webapp.jobs.models import AttemptEvent, Job
@@ -17,7 +17,7 @@ from webapp.jobs.parts import part_at
 from webapp.live.tickets import ticket_for
 from webapp.metrics.read import FOREVER_MS, Range, Series, read_series
 
-router = Router(tags=["jobs"], auth=django_auth)
+router = Router(tags=["jobs"], auth=PersonAuth())
 Rank = Annotated[int, Query(ge=0, le=9999)]
 MAX_EVENTS = 1000
 MAX_TOPICS = 32  # of one ticket: a page follows two or three

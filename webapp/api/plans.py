@@ -4,12 +4,12 @@ from typing import Any
 
 from django.http import HttpRequest
 from ninja import Router, Schema
-from ninja.security import django_auth
 
 from planner.errors import PlannerError
 from planner.specs.inverse import InverseQuestion
 from planner.specs.plan import PlanAnswer
 from webapp.accounts.roles import visible_or_404
+from webapp.api.auth import PersonAuth
 from webapp.api.problems import REFUSALS
 from webapp.core.problems import InvalidProblem, NotFoundProblem
 from webapp.plans.errors import DraftProblem
@@ -17,7 +17,7 @@ from webapp.plans.exporting import export_plan, exports_of
 from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer, limit_of
 
-router = Router(tags=["plans"], auth=django_auth)
+router = Router(tags=["plans"], auth=PersonAuth())
 
 
 class FormatReply(Schema):

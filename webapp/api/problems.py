@@ -47,6 +47,17 @@ def problem_response(problem: Problem) -> JsonResponse:
     return response
 
 
+def raw_problem(problem: Problem) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    """Return status, headers and body of a problem, for the branches without Django."""
+    response = problem_response(problem)
+    response["Cache-Control"] = "no-store"
+    headers = [
+        (name.lower().encode("latin-1"), value.encode("latin-1"))
+        for name, value in response.items()
+    ]
+    return response.status_code, headers, response.content
+
+
 def invalid(errors: list[dict[str, Any]]) -> InvalidProblem:
     """Return the problem that names the first wrong field, its value's fault, and the rest."""
     named = [(".".join(map(str, error["loc"])), str(error["msg"])) for error in errors]

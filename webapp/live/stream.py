@@ -2,6 +2,7 @@
 
 ``GET /live/?ticket=…`` with an optional ``Last-Event-ID``. The ticket was signed when the
 page was rendered, with its permissions checked; here only the signature and its age count.
+Streams have a cap per person and per process; whoever finds none free polls until one is.
 """
 
 import asyncio
@@ -13,6 +14,8 @@ from urllib.parse import parse_qs
 from django.conf import settings
 from django.core.signing import BadSignature
 
+from webapp.api.problems import raw_problem
+from webapp.core.problems import BusyProblem, Problem, UnauthorizedProblem
 from webapp.live.hub import BYE, Hub, Viewer
 from webapp.live.tickets import LIFETIME_SECONDS, read_ticket
 
@@ -24,12 +27,13 @@ HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
-    (b"x-content-type-options", b"nosniff"),
 ]
-UNAUTHORIZED = (
-    b'{"type":"urn:slipway:problem:ticket_refused","title":"Who is asking is not known",'
-    b'"status":401,"code":"ticket_refused",'
-    b'"detail":"The ticket is missing, changed or older than an hour. Load the page again."}'
+MOST_PER_PERSON = 6
+MOST_PER_PROCESS = 500
+RETRY_AFTER_SECONDS = 15
+TICKET_REFUSED = (
+    "ticket_refused",
+    "The ticket is missing, changed or older than an hour. Load the page again.",
 )
 
 Scope = MutableMapping[str, Any]
@@ -59,15 +63,37 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
     try:
         user_id, topics = read_ticket(query.get("ticket", [""])[0])
     except BadSignature:
-        await _refuse(send)
+        await _refuse(send, UnauthorizedProblem(*TICKET_REFUSED))
+        return
+    hub = hub_of_this_loop()
+    try:
+        check_room(hub, user_id)
+    except BusyProblem as problem:
+        await _refuse(send, problem)
         return
     viewer = Viewer(user_id, topics)
-    hub = hub_of_this_loop()
     hub.join(viewer, _last_event_id(scope))
     try:
         await _serve(viewer, receive, send)
     finally:
         hub.leave(viewer)
+
+
+def check_room(hub: Hub, user_id: int) -> None:
+    """Refuse one stream more than a person, or the process, may have open.
+
+    Raises:
+        BusyProblem: with the cap that is reached; the page polls and comes back.
+    """
+    num_own = sum(viewer.user_id == user_id for viewer in hub.viewers)
+    if num_own >= MOST_PER_PERSON:
+        code, cap = "too_many_streams", f"One person may have {MOST_PER_PERSON} live pages open"
+    elif len(hub.viewers) >= MOST_PER_PROCESS:
+        code, cap = "streams_full", f"The server keeps {MOST_PER_PROCESS} live pages open"
+    else:
+        return
+    sentence = f"{cap}; this one asks for its figures every few seconds until another closes."
+    raise BusyProblem(code, sentence, retry_after_seconds=RETRY_AFTER_SECONDS)
 
 
 def _last_event_id(scope: Scope) -> str:
@@ -77,10 +103,10 @@ def _last_event_id(scope: Scope) -> str:
     return ""
 
 
-async def _refuse(send: Send) -> None:
-    headers = [(b"content-type", b"application/problem+json"), (b"cache-control", b"no-store")]
-    await send({"type": "http.response.start", "status": 401, "headers": headers})
-    await send({"type": "http.response.body", "body": UNAUTHORIZED})
+async def _refuse(send: Send, problem: Problem) -> None:
+    status, headers, body = raw_problem(problem)
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 async def _serve(viewer: Viewer, receive: Receive, send: Send) -> None:

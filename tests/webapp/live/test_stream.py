@@ -99,6 +99,7 @@ async def test_the_answer_is_an_unbuffered_event_stream():
     assert browser.headers[b"content-type"].startswith(b"text/event-stream")
     assert browser.headers[b"cache-control"] == b"no-store"
     assert browser.headers[b"x-accel-buffering"] == b"no"
+    assert browser.headers[b"content-security-policy"].startswith(b"default-src 'none'")
     await browser.hang_up()
 
 
@@ -149,12 +150,35 @@ async def test_a_stream_ends_when_its_hour_is_over(monkeypatch):
     await browser.hang_up()
 
 
-async def test_a_thousand_viewers_that_leave_at_once_leave_nothing_behind():
-    browsers = [Browser(f"ticket={ticket('job:1')}") for _ in range(1000)]
+async def test_one_person_has_six_streams_and_one_more_when_one_ends():
+    browsers = [await listening("job:1") for _ in range(stream.MOST_PER_PERSON)]
+    seventh = Browser(f"ticket={ticket('job:1')}")
+    body = await seventh.until(b"too_many_streams")
+    assert (seventh.status, seventh.headers[b"retry-after"]) == (429, b"15")
+    assert b"One person may have 6 live pages open" in body
+    await browsers[0].hang_up()
+    browsers[0] = await listening("job:1")
+    await asyncio.gather(*(browser.hang_up() for browser in [*browsers, seventh]))
+
+
+async def test_streams_of_one_person_take_none_from_another():
+    mine = [await listening("job:1") for _ in range(stream.MOST_PER_PERSON)]
+    theirs = Browser(f"ticket={ticket('job:1', user=2)}")
+    await theirs.until(b"retry: 3000")
+    assert theirs.status == 200
+    await asyncio.gather(*(browser.hang_up() for browser in [*mine, theirs]))
+
+
+async def test_five_hundred_viewers_fill_a_process_and_leave_nothing_behind():
+    most = stream.MOST_PER_PROCESS
+    browsers = [Browser(f"ticket={ticket('job:1', user=1 + n // 5)}") for n in range(most)]
     for browser in browsers:
         await browser.until(b"retry: 3000")
+    late = Browser(f"ticket={ticket('job:1', user=1000)}")
+    assert b"keeps 500 live pages open" in await late.until(b"streams_full")
+    await late.hang_up()
     hub = stream.hub_of_this_loop()
-    assert len(hub.viewers) == 1000
+    assert len(hub.viewers) == most
     await asyncio.gather(*(browser.hang_up() for browser in browsers))
     assert len(hub.viewers) == 0
 
