@@ -201,10 +201,28 @@ def _cause(leader: Attempt, ended: Sequence[Ended]) -> Ended | None:
     return min(decisive, key=_order, default=None)
 
 
+def first_ended(leader: Attempt) -> Ended | None:
+    """Return the part whose end decided the job's, of those that have reported theirs."""
+    gang = members_of(leader)
+    return _cause(gang[0], _ended(gang))
+
+
+def deciding_part(job: Job) -> Attempt | None:
+    """Return the part of a job's attempt whose end is the job's: its only one, mostly."""
+    if job.current_attempt is None or not job.is_shared_out:
+        return job.current_attempt
+    first = first_ended(job.current_attempt)
+    return first.member if first else job.current_attempt
+
+
 def _order(each: Ended) -> tuple[bool, int]:
     """Sort causes before consequences, then by time on the server's clock."""
-    offset_ms = each.member.host.clock_offset_ms or 0
-    return each.record.reason in CONSEQUENCES, each.record.ended_at_ms - offset_ms
+    return each.record.reason in CONSEQUENCES, ended_at_ms(each.member, each.record)
+
+
+def ended_at_ms(member: Attempt, record: ExitRecord) -> int:
+    """Return when a part ended in Unix milliseconds, by the server's clock."""
+    return record.ended_at_ms - (member.host.clock_offset_ms or 0)
 
 
 def _why(cause: Ended, num_hosts: int) -> dict[str, Any]:

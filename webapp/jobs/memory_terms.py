@@ -11,6 +11,7 @@ from typing import Any
 from runners.reasons import Reason
 from webapp.core.display import TERMS
 from webapp.core.units import memory, number
+from webapp.jobs.gangs import members_of
 from webapp.jobs.models import Attempt, Job
 from webapp.jobs.oom_text import Said, read_oom
 from webapp.metrics.models import MetricSource
@@ -83,16 +84,37 @@ class MemoryStory:
 
 
 def story_of(job: Job) -> MemoryStory | None:
-    """Return the memory of a job that had a prediction and ran; None for any other."""
-    attempt = job.current_attempt
+    """Return the memory of a job that had a prediction and ran; None for any other.
+
+    Of a job on several hosts it is that of the host which needed most.
+    """
+    found = stories_of(job)
+    return found[0][1] if found else None
+
+
+def stories_of(job: Job) -> list[tuple[Attempt, MemoryStory]]:
+    """Return each host's part with its memory, the one that needed most first."""
+    if job.current_attempt is None:
+        return []
+    found = [
+        (member, story)
+        for member in members_of(job.current_attempt)
+        if (story := _story(job, member)) is not None
+    ]
+    return sorted(found, key=lambda each: (not each[1].said.asked, -each[1].needed_bytes))
+
+
+def _story(job: Job, attempt: Attempt) -> MemoryStory | None:
     answer = job.estimate.get("memory") if isinstance(job.estimate, Mapping) else None
-    if attempt is None or not answer:
+    if not answer:
         return None
-    metric = _metric(job, attempt)
+    reason = _reason_of(job, attempt)
+    metric = _metric(reason, attempt)
     peak = _peak(attempt, metric)
     if not peak:
         return None
-    said = read_oom(attempt.exit_record.get("last_lines", [])) if job.reason in OOM else Said()
+    lines = attempt.exit_record.get("last_lines", [])
+    said = read_oom(lines) if reason in OOM else Said()
     rows = _rows(answer["breakdown_bytes"], _held(attempt), peak + (said.asked or 0))
     return MemoryStory(
         rows=tuple(rows),
@@ -101,15 +123,21 @@ def story_of(job: Job) -> MemoryStory | None:
         peak_bytes=peak,
         said=said,
         metric=metric,
-        is_oom=job.reason in OOM,
+        is_oom=reason in OOM,
     )
 
 
-def _metric(job: Job, attempt: Attempt) -> tuple[str, str]:
+def _reason_of(job: Job, attempt: Attempt) -> str:
+    """Return why this part ended; on several hosts each has a reason of its own."""
+    own = str(attempt.exit_record.get("reason") or "")
+    return own or ("" if job.num_hosts > 1 else job.reason)
+
+
+def _metric(reason: str, attempt: Attempt) -> tuple[str, str]:
     """Return the series whose peak the prediction is of: the fullest GPU's, or the processes'."""
     stored = MetricSource.objects.filter(attempt_id=attempt.pk, source="gpu").first()
     names = [name for name in (stored.metrics if stored else ()) if name.endswith("memory_bytes")]
-    if not names or job.reason == Reason.OOM_HOST:
+    if not names or reason == Reason.OOM_HOST:
         return "host", "rss_bytes"
     return "gpu", max(names, key=lambda name: _peak(attempt, ("gpu", name)))
 

@@ -9,16 +9,17 @@ from webapp.charts.figures import MAX_POINTS
 from webapp.charts.memory import Backdrop, Layer, memory_timeline
 from webapp.charts.svg import drawing
 from webapp.core.units import memory
-from webapp.jobs.endings import ending_words, host_rows, limit_words
+from webapp.jobs.endings import ending_words, limit_words
 from webapp.jobs.figures import elapsed_seconds
 from webapp.jobs.memory_terms import (
     MemoryStory,
     TermRow,
     facts_of,
-    story_of,
+    stories_of,
     story_sentence,
 )
 from webapp.jobs.models import Attempt, Job, JobState
+from webapp.jobs.part_ends import PartEnd, first_words, part_ends, unheard_words
 from webapp.jobs.plots import series_of, span_ms
 from webapp.jobs.reasons import words_for
 from webapp.metrics.read import read_series
@@ -32,24 +33,26 @@ def has_postmortem(job: Job) -> bool:
 
 
 @dataclass(frozen=True)
-class Rank:
-    """The last lines of one rank of the attempt."""
-
-    title: str
-    ending: str
-    lines: Sequence[str]
-
-
-@dataclass(frozen=True)
 class MemoryPart:
-    """The memory section: its sentence, its rows, its chart."""
+    """The memory of one host's part: its sentence, its rows, its chart."""
 
+    attempt: Attempt
     story: MemoryStory
     sentence: str
     facts: Sequence[tuple[str, str]]
     figure: dict[str, Any]
     picture: dict[str, Any]
     is_oom: bool
+
+    @property
+    def key(self) -> str:
+        """Return the name of its chart on the page."""
+        return f"memory-timeline-{self.attempt.node_rank}"
+
+    @property
+    def element_id(self) -> str:
+        """Return the id of the JSON element that carries its figure."""
+        return f"figure-{self.key}"
 
     @property
     def rows(self) -> tuple[TermRow, ...]:
@@ -64,55 +67,53 @@ class PostMortem:
     sentence: str
     next_step: str
     ending: str
-    memory: MemoryPart | None
-    ranks: Sequence[Rank]
-    host_rows: Sequence[tuple[str, str]]
+    first: str  # which host's rank ended first; nothing where there is only one process
+    unheard: str  # which hosts never reported an end
+    memory: MemoryPart | None  # of the host that needed most
+    other_memory: Sequence[MemoryPart]
+    parts: Sequence[PartEnd]
+
+    @property
+    def is_gang(self) -> bool:
+        """Tell whether it ran on several hosts."""
+        return len(self.parts) > 1
 
 
 def postmortem_of(job: Job) -> PostMortem:
     """Return the post-mortem of a job that has one."""
-    attempt = job.current_attempt
-    record: Mapping[str, Any] = attempt.exit_record if attempt else {}
+    record: Mapping[str, Any] = job.current_attempt.exit_record if job.current_attempt else {}
     words = words_for(job.reason)
+    parts = part_ends(job)
+    memories = memory_parts(job)
+    first = first_words(parts)
     return PostMortem(
         sentence=words.sentence,
         next_step=words.next_step,
-        ending=_ending(job, record),
-        memory=_memory(job),
-        ranks=[_rank(each) for each in _ranks(attempt)],
-        host_rows=host_rows(record),
+        ending=_ending(job, record, first),
+        first=first,
+        unheard=unheard_words(parts),
+        memory=memories[0] if memories else None,
+        other_memory=memories[1:],
+        parts=parts,
     )
 
 
-def _ending(job: Job, record: Mapping[str, Any]) -> str:
+def _ending(job: Job, record: Mapping[str, Any], first: str) -> str:
     if job.reason == Reason.MAX_DURATION:
         return limit_words(elapsed_seconds(job), job.max_duration_seconds)
-    return ending_words(record)
+    return "" if first else ending_words(record)
 
 
-def _ranks(attempt: Attempt | None) -> list[Attempt]:
-    """Return every member of an attempt, rank 0 first; a member has an attempt row of its own."""
-    if attempt is None:
-        return []
-    members = Attempt.objects.filter(job=attempt.job_id, number=attempt.number)
-    return list(members.select_related("host", "job").order_by("node_rank"))
+def memory_parts(job: Job) -> list[MemoryPart]:
+    """Return the memory of each host's part, the one that needed most first."""
+    parts = [_memory(job, attempt, story) for attempt, story in stories_of(job)]
+    return [part for part in parts if part is not None]
 
 
-def _rank(attempt: Attempt) -> Rank:
-    record = attempt.exit_record
-    lines = record.get("last_lines") or []
-    is_gang = attempt.leader_id is not None or attempt.job.num_hosts > 1
-    title = f"rank {attempt.node_rank} on {attempt.host.name}" if is_gang else attempt.host.name
-    return Rank(title, ending_words(record), lines)
-
-
-def _memory(job: Job) -> MemoryPart | None:
-    story = story_of(job)
-    if story is None or job.current_attempt is None:
-        return None
+def _memory(job: Job, attempt: Attempt, story: MemoryStory) -> MemoryPart | None:
     stored = [
         each
-        for each in read_series(job.current_attempt.pk, [story.metric[1]], points=MAX_POINTS)
+        for each in read_series(attempt.pk, [story.metric[1]], points=MAX_POINTS)
         if each.source == story.metric[0]
     ]
     if not stored:
@@ -123,6 +124,7 @@ def _memory(job: Job) -> MemoryPart | None:
     backdrop = Backdrop(layers, story.capacity_bytes, wanted)
     figure = memory_timeline(series, backdrop, *span_ms(job, [series]))
     return MemoryPart(
+        attempt=attempt,
         story=story,
         sentence=story_sentence(story),
         facts=facts_of(story.said),

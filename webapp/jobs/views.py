@@ -17,6 +17,7 @@ from webapp.hosts.contact import Contact, contact_of, silent_seconds
 from webapp.jobs import figures
 from webapp.jobs.actions import allowed
 from webapp.jobs.checklists import Checked, checks_of, preflight_of
+from webapp.jobs.gangs import deciding_part
 from webapp.jobs.logs import Line, log_lines
 from webapp.jobs.lookup import load_job
 from webapp.jobs.models import (
@@ -212,9 +213,11 @@ def outcome_of(job: Job) -> dict[str, Any] | None:
     """Return why a job ended as it did and what to do next; None where it ended well."""
     if job.state not in FINAL_STATES or job.reason in {"", Reason.OK}:
         return None
-    record = job.current_attempt.exit_record if job.current_attempt else {}
+    part = deciding_part(job)
+    record = part.exit_record if part else {}
     words = words_for(job.reason)
     return {
+        "host": part.host.name if part and job.num_hosts > 1 else "",
         "sentence": words.sentence,
         "next_step": words.next_step,
         "postmortem_url": reverse("job-postmortem", args=[job.pk]) if has_postmortem(job) else "",
