@@ -24,6 +24,7 @@ class Allowed:
     stop: bool = False
     clone: bool = False
     delete: bool = False
+    abandon: bool = False  # where a host of it is silent
 
     def __bool__(self) -> bool:
         return self.stop or self.clone or self.delete
@@ -44,6 +45,7 @@ def allowed(membership: Membership | None, job: Job) -> Allowed:
         stop=is_theirs and is_stoppable,
         clone=True,
         delete=is_theirs and (is_over or job.state == JobState.DRAFT),
+        abandon=is_theirs,
     )
 
 

@@ -1,4 +1,4 @@
-"""What people do to jobs: create, submit, stop, clone, delete, abandon."""
+"""What people do to jobs: create, submit, stop, clone, delete; to give up: giving_up.py."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -14,11 +14,10 @@ from webapp.accounts.models import Team
 from webapp.accounts.secrets import secret_names
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem, InvalidProblem
-from webapp.hosts.contact import Contact, contact_of
 from webapp.hosts.models import RUNS_JOBS, Host, HostState, Pool
 from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.gangs import members_of, order_stop, release_unstarted
-from webapp.jobs.holding import devices_release, pool_lock
+from webapp.jobs.holding import pool_lock
 from webapp.jobs.models import FINAL_STATES, Attempt, Job, JobState, Priority
 from webapp.jobs.retries import check_retries
 from webapp.jobs.transitions import transition
@@ -194,33 +193,6 @@ def _end_before_start(job: Job, by: str, reason: Reason) -> None:
 def _order_stop(job: Job, attempt: Attempt, by: str, reason: Reason) -> None:
     if transition(job, JobState.STOPPING, actor=by, attempt=attempt, reason=reason):
         order_stop(members_of(attempt), reason)
-
-
-def job_abandon(*, job: Job, by: str, typed_host_name: str) -> Job:
-    """End a job whose host is silent, on the word of a person who typed the host's name.
-
-    The attempt may still run there; the host is told to stop it as soon as it is heard.
-
-    Raises:
-        ConflictProblem: the host is not silent, or the job has ended.
-        InvalidProblem: the typed name is not the host's.
-    """
-    host = job.host
-    if host is None or contact_of(host) is not Contact.UNREACHABLE:
-        raise ConflictProblem("host_in_contact", "The host answers; stop the job instead.")
-    if typed_host_name.strip() != host.name:
-        raise InvalidProblem("wrong_name", f"Type the host's name, {host.name}, to confirm.")
-    reason = Reason.LOST_AND_ABANDONED_BY_USER
-    with transaction.atomic():
-        attempt = job.current_attempt
-        if not transition(job, JobState.STOPPED, actor=by, attempt=attempt, reason=reason):
-            raise ConflictProblem("not_stoppable", "The job has already ended.")
-        if attempt is not None:
-            Attempt.objects.filter(pk=attempt.pk).update(
-                stop_reason=reason, stop_requested_at=now()
-            )
-            devices_release(attempt)
-    return job
 
 
 def job_clone(*, job: Job, owner: User) -> Job:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 from runners.reasons import Reason
 from webapp.core.units import clock
 from webapp.hosts.contact import Contact, contact_of, silent_seconds
+from webapp.hosts.models import Host
+from webapp.jobs.gangs import members_of
 from webapp.jobs.models import LIVE_STATES, Attempt, Job, JobState
 
 
@@ -19,18 +21,54 @@ class Standing(NamedTuple):
     note: str = ""
 
 
+class Silence(NamedTuple):
+    """The hosts of a live job that are not heard, and how long the longest is silent."""
+
+    hosts: list[Host]
+    seconds: float
+    is_lost: bool  # out of contact, and with them whoever speaks for the job
+
+    @property
+    def names(self) -> str:
+        """Return the hosts' names in a row."""
+        return " and ".join(host.name for host in self.hosts)
+
+
+def silence_of(job: Job) -> Silence | None:
+    """Return which hosts of a live job are silent; None while every one is heard."""
+    if job.state not in LIVE_STATES:
+        return None
+    hosts = _hosts_of(job)
+    away = [(host, seconds) for host in hosts if (seconds := _silent_for(host)) is not None]
+    if not away:
+        return None
+    speaks_last = contact_of(hosts[0]) is Contact.UNREACHABLE
+    return Silence([host for host, _ in away], max(each for _, each in away), speaks_last)
+
+
+def _hosts_of(job: Job) -> list[Host]:
+    """Return the hosts that still run a part of the job, the one that speaks for it first."""
+    if job.num_hosts == 1 or job.current_attempt is None:
+        return [job.host] if job.host else []
+    return [each.host for each in members_of(job.current_attempt) if each.ended_at is None]
+
+
+def _silent_for(host: Host) -> float | None:
+    is_away = contact_of(host) in {Contact.DEGRADED, Contact.UNREACHABLE}
+    return silent_seconds(host) if is_away else None
+
+
 def standing_of(job: Job) -> Standing:
     """Return how a job stands, as far as is known."""
-    host = job.host
-    if host is None or job.state not in LIVE_STATES:
+    silence = silence_of(job)
+    if silence is None:
         return Standing(job.state)
-    contact, silent = contact_of(host), silent_seconds(host)
-    if silent is None or contact is Contact.LIVE:
-        return Standing(job.state)
-    if contact is Contact.DEGRADED:
-        return Standing(job.state, note=f"silent {clock(silent)}")
+    who = f"{silence.names} " if job.num_hosts > 1 else ""
+    words = f"silent {clock(silence.seconds)}"
+    if not silence.is_lost:
+        return Standing(job.state, note=f"{who}{words}")
     word = f"Last known: {JobState(job.state).label.lower()}"
-    return Standing("lost", word, f"host silent {clock(silent)}")
+    return Standing("lost", word, f"{who or 'host '}{words}")
 
 
 class Leftover(NamedTuple):
@@ -42,26 +80,39 @@ class Leftover(NamedTuple):
 
 
 def leftover_of(job: Job) -> Leftover | None:
-    """Return what became of an abandoned job's attempt; None for every other job."""
-    attempt = job.current_attempt
-    if job.reason != Reason.LOST_AND_ABANDONED_BY_USER or attempt is None:
+    """Return what became of an abandoned job's parts; None for every other job."""
+    given_up = _given_up(job)
+    if not given_up:
         return None
-    host = attempt.host
-    if attempt.ended_at is not None:
+    still = [part for part in given_up if part.ended_at is None]
+    names = " and ".join(part.host.name for part in still or given_up)
+    if not still:
         return Leftover(
             is_over=True,
-            title=f"Confirmed by {host.name}: nothing of it runs any more",
-            text=_end_words(attempt),
+            title=f"Confirmed by {names}: nothing of it runs any more",
+            text=" ".join(dict.fromkeys(_end_words(part) for part in given_up)),
         )
-    silent = silent_seconds(host)
+    return Leftover(
+        is_over=False,
+        title=f"Its attempt may still run {f'on {names}' if job.num_hosts > 1 else 'there'}",
+        text=" ".join(_wait_words(part.host) for part in still),
+    )
+
+
+def _given_up(job: Job) -> list[Attempt]:
+    reason = Reason.LOST_AND_ABANDONED_BY_USER
+    if job.current_attempt is None or (job.num_hosts == 1 and job.reason != reason):
+        return []
+    return [each for each in members_of(job.current_attempt) if each.stop_reason == reason]
+
+
+def _wait_words(host: Host) -> str:
     if contact_of(host) is Contact.LIVE:
-        text = f"{host.name} is back and was told to stop it; it has not said yet that it did."
-    else:
-        text = (
-            f"{host.name} has been silent for {clock(silent or 0)}. It is told to stop the "
-            "attempt as soon as it is heard. Until then nobody knows whether it runs."
-        )
-    return Leftover(is_over=False, title="Its attempt may still run there", text=text)
+        return f"{host.name} is back and was told to stop it; it has not said yet that it did."
+    return (
+        f"{host.name} has been silent for {clock(silent_seconds(host) or 0)}. It is told to stop "
+        "the attempt as soon as it is heard. Until then nobody knows whether it runs."
+    )
 
 
 def _end_words(attempt: Attempt) -> str:

@@ -13,16 +13,15 @@ from webapp.accounts.models import Membership
 from webapp.accounts.roles import membership_of
 from webapp.core.clock import now
 from webapp.core.units import clock
-from webapp.hosts.contact import Contact, contact_of, silent_seconds
 from webapp.jobs import figures
 from webapp.jobs.actions import allowed
 from webapp.jobs.checklists import Checked, checks_of, preflight_of
 from webapp.jobs.gangs import deciding_part
+from webapp.jobs.giving_up import names_of, silent_parts
 from webapp.jobs.logs import Line, log_lines
 from webapp.jobs.lookup import load_job
 from webapp.jobs.models import (
     FINAL_STATES,
-    LIVE_STATES,
     Artefact,
     Event,
     Job,
@@ -34,7 +33,7 @@ from webapp.jobs.plots import Drawn, draw, latest_values
 from webapp.jobs.postmortem import has_postmortem
 from webapp.jobs.reasons import words_for
 from webapp.jobs.selectors import scheduler_words, waiting_sentence
-from webapp.jobs.standing import leftover_of, standing_of
+from webapp.jobs.standing import leftover_of, silence_of
 from webapp.live.page import live_context, page_or_regions
 from webapp.modelhub.models import TeamModel
 
@@ -141,7 +140,8 @@ def job_context(request: HttpRequest, job: Job, tab: str) -> dict[str, Any]:
         "waiting": waiting_sentence(job),
         "waits_for": scheduler_words(job),
         "allowed": allowed(membership, job),
-        **silence_of(job),
+        **silence_context(job),
+        "holding": names_of(silent_parts(job)) if job.state in FINAL_STATES else [],
         "abandon_url": _abandon_url(job, membership),
         "leftover": leftover_of(job),
         "outcome": outcome_of(job),
@@ -155,11 +155,9 @@ def job_context(request: HttpRequest, job: Job, tab: str) -> dict[str, Any]:
 
 
 def _abandon_url(job: Job, membership: Membership | None) -> str:
-    """Return where a member may give the job up, while its host is silent; else nothing."""
-    is_lost = standing_of(job).state == "lost"
-    return (
-        reverse("job-abandon", args=[job.pk]) if is_lost and allowed(membership, job).stop else ""
-    )
+    """Return where a member may give the job up, while a host of it is silent; else nothing."""
+    may = allowed(membership, job).abandon and silent_parts(job)
+    return reverse("job-abandon", args=[job.pk]) if may else ""
 
 
 def overview_context(job: Job, drawn: list[Drawn]) -> dict[str, Any]:
@@ -198,15 +196,16 @@ def expected_ms(job: Job) -> int | str:
     return int(1000 * (figures.elapsed_seconds(job) + job.eta_seconds))
 
 
-def silence_of(job: Job) -> dict[str, Any]:
-    """Return for how long the host of a live job has been silent; nothing while it talks."""
-    host = job.host
-    if host is None or job.state not in LIVE_STATES or contact_of(host) is Contact.LIVE:
+def silence_context(job: Job) -> dict[str, Any]:
+    """Return for how long which hosts of a live job have been silent; nothing while they talk."""
+    found = silence_of(job)
+    if found is None:
         return {"silent": None}
-    seconds = silent_seconds(host)
-    if seconds is None:
-        return {"silent": None}
-    return {"silent": seconds, "silent_words": clock(seconds)}
+    return {
+        "silent": found.seconds,
+        "silent_words": clock(found.seconds),
+        "silent_names": found.names,
+    }
 
 
 def outcome_of(job: Job) -> dict[str, Any] | None:

@@ -17,10 +17,10 @@ from webapp.jobs.models import Attempt, Job
 from webapp.jobs.services import job_create, job_submit
 
 
-def make_hosts(team: Team, count: int) -> list[Host]:
+def make_hosts(team: Team, count: int, first: int = 1) -> list[Host]:
     """Return hosts that are ready, each with an address of its own: 10.0.0.1, 10.0.0.2, ..."""
     hosts = []
-    for number in range(1, count + 1):
+    for number in range(first, first + count):
         host, _ = enrol(team, name=f"Box {number}")
         host_beat(host=host, beat=make_beat(facts=make_facts(addresses=(f"10.0.0.{number}",))))
         Host.objects.filter(pk=host.pk).update(state="ready")

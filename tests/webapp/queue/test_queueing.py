@@ -10,9 +10,10 @@ from webapp.core.clock import now
 from webapp.hosts.beats import host_beat
 from webapp.hosts.models import Device, Host
 from webapp.jobs.allocation import allocate_pool, may_take
+from webapp.jobs.giving_up import job_abandon
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Allocation, Attempt, Command, Job
-from webapp.jobs.services import job_abandon, job_submit
+from webapp.jobs.services import job_submit
 from webapp.queue.picture import used_by_team, waiting_jobs
 from webapp.queue.rules import Rules
 from webapp.queue.words import lines_of, waiting_line
