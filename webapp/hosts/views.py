@@ -125,6 +125,7 @@ def host_detail(request: HttpRequest, slug: str) -> HttpResponse:
         ],
         "accuracy": accuracy_of(host),
         "factors": factors_of(host.calibration),
+        "num_together": jobs_together(host),
         "bench": bench_of(host),
         "beat": host.last_beat,
         "health": health_of(host),
@@ -217,7 +218,8 @@ class Accuracy:
 
 def accuracy_of(host: Host) -> Accuracy | None:
     """Return how well the last predictions for this host held, or None before the first."""
-    rows = Measurement.objects.filter(host=host, is_excluded=False).order_by("-id")
+    rows = Measurement.objects.filter(host=host, job__num_hosts=1, is_excluded=False)
+    rows = rows.order_by("-id")
     pairs = [
         (abs(row.ratio - 1), _is_inside(row)) for row in rows[:NUM_MEASUREMENTS] if row.ratio > 0
     ]
@@ -226,6 +228,12 @@ def accuracy_of(host: Host) -> Accuracy | None:
     errors = sorted(error for error, _ in pairs)
     inside = sum(1 for _, is_inside in pairs if is_inside)
     return Accuracy(len(pairs), errors[len(errors) // 2], inside / len(pairs))
+
+
+def jobs_together(host: Host) -> int:
+    """Return how many jobs that measured something ran here together with other hosts."""
+    parts = Attempt.objects.filter(host=host, job__num_hosts__gt=1)
+    return parts.filter(job__measurements__isnull=False).values("job").distinct().count()
 
 
 def _is_inside(row: Measurement) -> bool:

@@ -51,7 +51,9 @@ def recalibrate(host: Host) -> HostCalibration:
 
 
 def _latest_jobs(host: Host) -> list[Job]:
-    jobs = Job.objects.filter(host=host, state=JobState.SUCCEEDED).exclude(plan_request={})
+    """Return what the host ran alone: several hosts together measure none of them."""
+    jobs = Job.objects.filter(host=host, num_hosts=1, state=JobState.SUCCEEDED)
+    jobs = jobs.exclude(plan_request={})
     return list(jobs.order_by("-ended_at")[:MAX_JOBS])
 
 

@@ -11,11 +11,15 @@ from webapp.jobs.outputs import register_models
 
 
 def job_finished(job: Job, attempt: Attempt) -> None:
-    """Record what an ended job measured and made; one that did not end well leaves nothing."""
+    """Record what an ended job measured and made; one that did not end well leaves nothing.
+
+    What several hosts measured together is told of the job, but says nothing of one of them.
+    """
     if job.reason != Reason.OK:
         return
     host: Host = attempt.host
     job.refresh_from_db()
     store_measurements(job, attempt, host)
     register_models(job, attempt)
-    transaction.on_commit(lambda: recalibrate(host), robust=True)
+    if job.num_hosts == 1:
+        transaction.on_commit(lambda: recalibrate(host), robust=True)
