@@ -13,6 +13,7 @@ from webapp.accounts.models import Membership
 from webapp.accounts.roles import membership_of
 from webapp.core.clock import now
 from webapp.core.units import clock
+from webapp.hosts.sharing import facts_for
 from webapp.jobs import figures
 from webapp.jobs.actions import allowed
 from webapp.jobs.checklists import Checked, checks_of, preflight_of
@@ -107,8 +108,9 @@ def job_config(request: HttpRequest, job_id: str) -> HttpResponse:
     job = load_job(request, job_id)
     facts = job.current_attempt.facts if job.current_attempt else {}
     host_facts = job.shown_host.facts if job.shown_host else {}
+    shown = facts_for(request.user, job.shown_host, facts or host_facts)
     context = job_context(request, job, "job-config")
-    context |= {"spec": json.dumps(job.spec, indent=2), "facts": facts or host_facts}
+    context |= {"spec": json.dumps(job.spec, indent=2), "facts": shown}
     return page_or_regions(request, "jobs/config.html", "jobs/_status.html", context)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)  # not frozen: who lets it pass sets its traceback
 class DraftProblem(Exception):  # noqa: N818 -- shown to people, who have problems
     """A draft that cannot be planned or launched: the sentence says the way out."""
 

@@ -70,11 +70,15 @@ class Launch(NamedTuple):
     max_duration_seconds: float | None
     spread: Spread = Spread()
     pool: Pool | None = None
+    is_pinned: bool = True  # to that host; of a pool only where the model's weights lie there
 
     @property
     def place(self) -> str:
         """Return where it runs, by name."""
-        return f"{self.pool.name} ({self.spread.num_hosts} hosts)" if self.pool else self.host.name
+        if self.pool is None:
+            return self.host.name
+        count = self.spread.num_hosts
+        return f"{self.pool.name} ({f'{count} hosts' if count > 1 else 'one host'})"
 
 
 def plan_launch(
@@ -97,7 +101,7 @@ def plan_launch(
     job = job_create(
         team=plan.team,
         owner=by,
-        host=None if launch.pool else launch.host,
+        host=launch.host if launch.is_pinned else None,
         pool=launch.pool,
         num_hosts=launch.spread.num_hosts,
         devices_per_host=launch.spread.devices_per_host,
@@ -152,6 +156,7 @@ def launch_of(plan: Plan) -> Launch:
         max_duration_seconds=_max_duration(spec),
         spread=spread,
         pool=question.pool,
+        is_pinned=question.pool is None or (spread.num_hosts == 1 and question.is_bound),
     )
 
 
@@ -205,7 +210,7 @@ def _model_ref(draft: Draft, question: Question) -> ModelRef:
     """Return where the job finds the model."""
     chosen = draft["model"]
     if question.team_model is not None:
-        return _team_model_ref(question.team_model, question.host)
+        return _team_model_ref(question.team_model, question.host, question.pool)
     if chosen["source"] == "folder":
         return FolderModel(path=chosen["path"])
     if chosen["source"] == "demo":
@@ -217,11 +222,11 @@ def _model_ref(draft: Draft, question: Question) -> ModelRef:
     return RandomModel(config=chosen["config"])
 
 
-def _team_model_ref(model: TeamModel, host: Host | None) -> ModelRef:
+def _team_model_ref(model: TeamModel, host: Host | None, pool: Pool | None) -> ModelRef:
     if model.host_id and host and model.host_id != host.pk:
         raise DraftProblem(
             f"The weights of {model.name} lie on another host. Choose {model.host}, or copy the "
-            f"model's folder to {host.name}.",
+            f"model's folder to {pool.name if pool else host.name}.",
             "choice",
         )
     if model.source == "job":

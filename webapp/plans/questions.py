@@ -16,6 +16,7 @@ from planner.specs.workload import (
     TrainWorkload,
     Workload,
 )
+from webapp.accounts.models import Team
 from webapp.core.problems import Problem
 from webapp.hosts.device import cluster_for_host
 from webapp.hosts.models import RUNS_JOBS, Host, Pool
@@ -47,6 +48,11 @@ class Question(NamedTuple):
     team_model: TeamModel | None
     pool: Pool | None = None  # ``host`` is then one like the others there
 
+    @property
+    def is_bound(self) -> bool:
+        """Tell whether the model's weights lie on the host, so that none of its like will do."""
+        return self.team_model is not None and self.team_model.host_id is not None
+
 
 def question_of(plan: Plan) -> Question:
     """Return the planner's question for a draft.
@@ -59,21 +65,21 @@ def question_of(plan: Plan) -> Question:
     host = _host(plan)
     choice = draft["hardware"]["choice"]
     shared = pool_of(plan.team, choice) if choice.startswith("pool:") else None
-    if shared is not None:
-        host = shared[1][0]
     team_model = _team_model(plan)
+    if shared is not None:
+        host = _one_of(shared[1], team_model)
     goal = draft["goal"]["goal"]
     try:
         request = PlanRequest(
             model=_model(draft["model"], team_model),
-            cluster=_cluster(draft, host, shared[1] if shared else []),
+            cluster=_cluster(draft, host, shared[1] if shared else [], plan.team),
             workload=_workload(goal, draft),
             engine=None if host and host.kind in RUNS_JOBS else CATALOG_ENGINES.get(goal),
             objective=draft["goal"]["objective"],
             constraints=_constraints(draft["hardware"]),
             pins=_pins(draft, is_pool=shared is not None),
             top=ALTERNATIVES,
-            host_calibration=_calibration(host),
+            host_calibration=_calibration(host, plan.team),
         )
     except ValidationError as error:
         first = error.errors()[0]
@@ -82,6 +88,12 @@ def question_of(plan: Plan) -> Question:
             f"{field}: {first['msg']} (it is {first['input']!r}).", field
         ) from error
     return Question(request, host, team_model, shared[0] if shared else None)
+
+
+def _one_of(hosts: list[Host], model: TeamModel | None) -> Host:
+    """Return the host of a pool on which the model's weights lie, else the first."""
+    at = model.host_id if model else None
+    return next((host for host in hosts if host.pk == at), hosts[0])
 
 
 def draft_shape(plan: Plan) -> ModelSpec | None:
@@ -125,11 +137,11 @@ def _model(chosen: dict[str, Any], team_model: TeamModel | None) -> str | dict[s
     return dict(chosen["config" if chosen["source"] == "config" else "folder_config"])
 
 
-def _cluster(draft: Draft, host: Host | None, together: list[Host]) -> ClusterSpec:
+def _cluster(draft: Draft, host: Host | None, together: list[Host], team: Team) -> ClusterSpec:
     if host is not None:
         try:
             if together:
-                return cluster_for_pool(together, draft["goal"]["goal"])
+                return cluster_for_pool(together, draft["goal"]["goal"], team)
             return cluster_for_host(host)
         except Problem as problem:
             is_passing = problem.code in {"host_unknown", "not_measured"}
@@ -200,7 +212,11 @@ def _pins(draft: Draft, *, is_pool: bool) -> Strategy:
     return Strategy(**pins)
 
 
-def _calibration(host: Host | None) -> HostCalibration | None:
+def _calibration(host: Host | None, team: Team) -> HostCalibration | None:
+    """Return the host's factors; those of another team's do not say whose they are."""
     if host is None or not host.calibration:
         return None
-    return HostCalibration.model_validate(host.calibration)
+    found = HostCalibration.model_validate(host.calibration)
+    if host.team_id == team.pk:
+        return found
+    return found.model_copy(update={"host": f"pool-{host.pool.slug}"})

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from django.db.models import Q
 
-from planner.specs.cluster import ClusterSpec
+from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.plan import PlannedStrategy
 from planner.specs.strategy import Strategy
 from runners.jobspec import ArtefactModel, DataParallel, ModelRef
@@ -35,43 +35,68 @@ class Spread(NamedTuple):
 
 def reachable_hosts(team: Team) -> list[Host]:
     """Return the team's hosts and those of pools shared with it, planned ones last."""
-    found = Host.objects.filter(Q(team=team) | Q(pool__shared_with=team))
-    return list(found.select_related("pool").distinct().order_by("kind", "created_at"))
+    found = Host.objects.filter(Q(team=team) | Q(pool__shared_with=team)).distinct()
+    return list(found.select_related("pool__team").order_by("kind", "created_at"))
 
 
-def pools_among(hosts: Iterable[Host]) -> list[tuple[Pool, list[Host]]]:
-    """Return the pools with more than one host that takes jobs, each with those hosts."""
+def pools_among(hosts: Iterable[Host], team: Team) -> list[tuple[Pool, list[Host]]]:
+    """Return the pools to launch in, each with its hosts that take jobs.
+
+    Of the team's own it takes two, as each of its hosts can be chosen too; of another team's,
+    which shares the pool and not its hosts, one is enough.
+    """
     together: dict[Pool, list[Host]] = defaultdict(list)
     for host in hosts:
         if host.kind == "agent" and host.state == HostState.READY:
             together[host.pool].append(host)
-    return [(pool, ready) for pool, ready in together.items() if len(ready) > 1]
+    return [
+        (pool, ready)
+        for pool, ready in together.items()
+        if len(ready) > 1 or pool.team_id != team.pk
+    ]
+
+
+def pool_words(pool: Pool, team: Team) -> str:
+    """Return a pool's name, with its team's where that is another."""
+    return pool.name if pool.team_id == team.pk else f"{pool.name} of {pool.team.name}"
 
 
 def pool_of(team: Team, choice: str) -> tuple[Pool, list[Host]]:
     """Return the pool that a draft chose, with its hosts.
 
     Raises:
-        DraftProblem: the team may not launch there any more, or it has fewer than two hosts.
+        DraftProblem: the team may not launch there any more, or too few of its hosts are ready.
     """
-    for pool, hosts in pools_among(reachable_hosts(team)):
+    for pool, hosts in pools_among(reachable_hosts(team), team):
         if choice == f"pool:{pool.pk}":
             return pool, hosts
     raise DraftProblem(
-        "This pool has no two hosts that are ready for your team. Choose one host, or wait until "
-        "another is ready.",
+        "This pool has not enough hosts that are ready for your team. Choose one host, or wait "
+        "until another is ready.",
         "choice",
     )
 
 
-def cluster_for_pool(hosts: list[Host], goal: str) -> ClusterSpec:
+def cluster_for_pool(hosts: list[Host], goal: str, team: Team) -> ClusterSpec:
     """Return the pool's hosts as nodes like the first one; what is no training runs on one.
+
+    Of another team's host the devices and their speed are told, not which host it is.
 
     Raises:
         ConflictProblem: the first host has not reported or not been measured yet.
     """
-    one = cluster_for_host(hosts[0])
+    one = _unnamed(cluster_for_host(hosts[0]), hosts[0].pool, team)
     return one.model_copy(update={"nodes": len(hosts)}) if goal in TRAININGS else one
+
+
+def _unnamed(cluster: ClusterSpec, pool: Pool, team: Team) -> ClusterSpec:
+    device = cluster.device
+    if pool.team_id == team.pk or not isinstance(device, DeviceSpec):
+        return cluster
+    if device.provenance != "measured":
+        return cluster
+    changes = {"id": f"pool-{pool.slug}", "source": f"measured in {pool_words(pool, team)}"}
+    return cluster.model_copy(update={"device": device.model_copy(update=changes)})
 
 
 def spread_of(best: PlannedStrategy, goal: str) -> Spread:

@@ -1,5 +1,6 @@
 """What the wizard's pages show: the form, the stepper, the choices, the rail."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ from planner.catalog.devices import get_device
 from planner.catalog.hf_config import model_from_config
 from planner.errors import PlannerError
 from planner.specs.model import ModelSpec
+from webapp.accounts.models import Team
 from webapp.accounts.secrets import secret_names
 from webapp.core.ids import new_ulid
 from webapp.core.units import TIMES, bandwidth, memory, parameters, whole
@@ -21,6 +23,7 @@ from webapp.plans.errors import DraftProblem
 from webapp.plans.launching import launch_note
 from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer, plan_compute
+from webapp.plans.sharing import pool_words
 from webapp.plans.verdict import problem_verdict, suggestion_chips, verdict_of
 from webapp.plans.words import plan_title, short_name
 from webapp.wizard.fields import model_ids
@@ -53,7 +56,7 @@ class PoolChoice(NamedTuple):
     """Several hosts as the hardware step offers them."""
 
     value: str
-    pool: Pool
+    name: str
     more: str
 
 
@@ -104,7 +107,7 @@ def _extras(plan: Plan, slug: str, options: Options, pins: PinsForm | None) -> P
             or bool(pins and pins.errors)
             or bool(draft["hardware"].get("memory_limit_gib")),
             "host_choices": [_host_choice(host) for host in options.hosts],
-            "pool_choices": [_pool_choice(pool, hosts) for pool, hosts in options.pools],
+            "pool_choices": [_pool_choice(*each, plan.team) for each in options.pools],
         }
     if slug == "review":
         said = summaries(draft, options)
@@ -139,9 +142,24 @@ def _host_choice(host: Host) -> HostChoice:
     return HostChoice(f"host:{host.pk}", host, cells, " · ".join(words), contact_of(host))
 
 
-def _pool_choice(pool: Pool, hosts: Sequence[Host]) -> PoolChoice:
-    names = ", ".join(host.name for host in hosts)
-    return PoolChoice(f"pool:{pool.pk}", pool, f"{len(hosts)} hosts together: {names}")
+def _pool_choice(pool: Pool, hosts: Sequence[Host], team: Team) -> PoolChoice:
+    """Return a pool as it is offered; of another team's hosts it says what they are, not which."""
+    if pool.team_id == team.pk:
+        names = ", ".join(host.name for host in hosts)
+        more = f"{len(hosts)} hosts together: {names}"
+    else:
+        kinds = Counter(_devices_words(host) for host in hosts)
+        counted = [(f"{n} hosts" if n > 1 else "1 host", words) for words, n in kinds.items()]
+        more = ", ".join(f"{count} with {words}" for count, words in counted)
+    return PoolChoice(f"pool:{pool.pk}", pool_words(pool, team), more)
+
+
+def _devices_words(host: Host) -> str:
+    gpus = host.facts.get("gpus") or []
+    if gpus:
+        return f"{len(gpus)} {TIMES} {short_name(gpus[0]['name'])}"
+    cores = host.facts.get("cpu_count")
+    return f"{cores} cores, no GPU" if cores else "no GPU"
 
 
 def rail(plan: Plan, slug: str = "") -> Page:

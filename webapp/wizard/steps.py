@@ -8,10 +8,11 @@ from django.http import QueryDict
 from django.urls import reverse
 from django.utils.datastructures import MultiValueDict
 
+from webapp.accounts.models import Team
 from webapp.hosts.models import Host, HostState, Pool
 from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan
-from webapp.plans.sharing import pools_among, reachable_hosts
+from webapp.plans.sharing import pool_words, pools_among, reachable_hosts
 from webapp.plans.words import (
     GOAL_WORDS,
     SLO_WORDS,
@@ -53,9 +54,10 @@ SLUGS = tuple(step.slug for step in STEPS)
 class Options:
     """What a draft can choose from: read once per request."""
 
+    team: Team
     hosts: tuple[Host, ...]
     team_models: tuple[TeamModel, ...]
-    pools: tuple[tuple[Pool, list[Host]], ...] = ()  # those with more than one host
+    pools: tuple[tuple[Pool, list[Host]], ...] = ()
 
     def host_of(self, draft: Draft) -> Host | None:
         """Return the host that the draft chose, if it is one of these."""
@@ -65,8 +67,9 @@ class Options:
     def place_of(self, draft: Draft) -> str:
         """Return the name of the host or pool that the draft chose, if it is one of these."""
         host, choice = self.host_of(draft), draft["hardware"]["choice"]
-        named = [pool.name for pool, _ in self.pools if f"pool:{pool.pk}" == choice]
-        return host.name if host else " ".join(f"pool {name}" for name in named)
+        chosen = [pool for pool, _ in self.pools if f"pool:{pool.pk}" == choice]
+        named = [f"pool {pool_words(pool, self.team)}" for pool in chosen]
+        return host.name if host else " ".join(named)
 
     def team_model_of(self, draft: Draft) -> TeamModel | None:
         """Return the team's model that the draft chose, if it is one of these."""
@@ -80,7 +83,8 @@ def options_for(plan: Plan) -> Options:
     unready = {HostState.RETIRED, HostState.PENDING}
     hosts = [one for one in found if one.team_id == plan.team_id and one.state not in unready]
     models = TeamModel.objects.filter(team=plan.team).select_related("host")
-    return Options(tuple(hosts), tuple(models), tuple(pools_among(found)))
+    pools = tuple(pools_among(found, plan.team))
+    return Options(plan.team, tuple(hosts), tuple(models), pools)
 
 
 def step_form(

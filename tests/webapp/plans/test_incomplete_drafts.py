@@ -1,5 +1,7 @@
 """A plan whose draft lacks something is told so on every page, and can be completed."""
 
+import contextlib
+
 import pytest
 
 from tests.webapp.conftest import client_of
@@ -98,6 +100,15 @@ def test_a_refusal_names_the_step_as_its_field():
         refuse_incomplete({**WHOLE, "hardware": None})
 
     assert caught.value.field == "hardware"
+
+
+def test_a_refusal_passes_through_a_context_manager():
+    @contextlib.contextmanager
+    def around():
+        yield
+
+    with pytest.raises(DraftProblem), around():
+        refuse_incomplete({})
 
 
 def test_what_a_draft_has_stays_when_it_is_completed():

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.django_db(databases="__all__")
 
 
 def pools_of(team):
-    return sharing.pools_among(sharing.reachable_hosts(team))
+    return sharing.pools_among(sharing.reachable_hosts(team), team)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_a_pool_that_has_lost_its_hosts_says_so(make_plan):
     plan = make_plan()
     Host.objects.update(state="maintenance")
 
-    assert "no two hosts that are ready" in launch_note(plan)["text"]
+    assert "not enough hosts that are ready" in launch_note(plan)["text"]
 
 
 def test_weights_that_lie_on_one_host_are_refused_for_several():
@@ -151,5 +151,5 @@ def test_a_pool_of_another_team_is_refused(make_plan, other_team):
     plan = make_plan()
     plan.draft["hardware"]["choice"] = f"pool:{stranger.pk}"
 
-    with pytest.raises(DraftProblem, match="no two hosts"):
+    with pytest.raises(DraftProblem, match="not enough hosts"):
         launch_of(plan)

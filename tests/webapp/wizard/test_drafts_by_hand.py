@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from planner.catalog.devices import get_device, list_devices
 from tests.webapp.conftest import client_of
+from webapp.accounts.models import Team
 from webapp.core.units import TIMES
 from webapp.plans.models import Plan
 from webapp.wizard import pages
@@ -34,7 +35,7 @@ from webapp.wizard.steps import (
     summaries,
 )
 
-NOBODY = Options((), ())
+NOBODY = Options(Team(name="Nobody"), (), ())
 
 
 def draft_of(goal="serve") -> dict:

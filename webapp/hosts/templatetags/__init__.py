@@ -1,0 +1,1 @@
+"""Template tags of the host pages and of pages that name hosts."""

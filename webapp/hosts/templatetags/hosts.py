@@ -1,0 +1,20 @@
+"""A host's name, with the way to its page where there is one for whoever looks."""
+
+from typing import Any
+
+from django import template
+from django.urls import reverse
+from django.utils.html import format_html
+
+from webapp.hosts.models import Host
+from webapp.hosts.sharing import is_own
+
+register = template.Library()
+
+
+@register.simple_tag(takes_context=True)
+def host_name(context: dict[str, Any], host: Host) -> str:
+    """Return a host's name, as a link for its own team; another team's page does not exist."""
+    if not is_own(context["request"].user, host):
+        return format_html("{} <span>of {}</span>", host.name, host.team.name)
+    return format_html('<a href="{}">{}</a>', reverse("host-detail", args=[host.slug]), host.name)
