@@ -28,6 +28,7 @@ from runners.wire import Message
 PROTOCOL_VERSION = 1
 MAX_BATCH_EVENTS = 500
 SHA256 = "^[0-9a-f]{64}$"
+FOLDER_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}$"  # part of an address and of a path
 
 
 # Enrolment
@@ -269,7 +270,7 @@ class ResultBody(Message):
 class ArtefactBody(Message):
     """A folder or file that the attempt leaves in its output folder."""
 
-    name: str
+    name: str = Field(pattern=FOLDER_NAME)
     kind: Literal["model", "report"]
     total_bytes: NonNegativeInt
     files: dict[str, int]  # relative path -> bytes

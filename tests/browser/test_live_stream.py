@@ -1,5 +1,7 @@
 """The one stream of a page: cut, taken up again, and done without."""
 
+import http.client
+
 import pytest
 
 from tests.browser.driving import drawn_points
@@ -47,6 +49,27 @@ def test_without_a_stream_the_page_polls_and_says_so(stack, page, running_job):
     before = drawn_points(page, "loss")
     page.wait_for_function(f"n => ({POINTS})() > n", arg=before, timeout=WAIT_MS)
     assert "every 5 s" in page.inner_text("[data-stamp]")
+
+
+def test_a_page_that_gets_no_stream_polls_and_takes_one_up_when_one_is_free(
+    stack, page, running_job
+):
+    ticket = stack.client().json("/api/v1/tickets?topics=jobs")["ticket"]
+    streams = [open_stream(stack.port, ticket) for _ in range(6)]
+    open_job(page, stack, running_job, at_least=1)
+    page.wait_for_function("() => slipway.live.state.status === 'polling'")
+    assert "every 5 s" in page.inner_text("[data-stamp]")
+    for stream in streams:
+        stream.close()
+    page.wait_for_function("() => slipway.live.state.status === 'live'", timeout=WAIT_MS)
+
+
+def open_stream(port: int, ticket: str) -> http.client.HTTPConnection:
+    """Open a stream and return its connection once the server has taken it."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("GET", f"/live/?ticket={ticket}")
+    assert connection.getresponse().status == http.client.OK
+    return connection
 
 
 def test_a_stream_closes_while_the_page_is_hidden(stack, page, running_job):

@@ -79,8 +79,6 @@ def find(*, host: Host, attempt_id: str, name: str, path: str) -> UploadFile:
         )
     if path not in artefact.files:
         raise NotFoundProblem("unknown_file", f"The artefact {name!r} has no file {path!r}.")
-    if name.startswith(".") or "/" in name:
-        raise InvalidProblem("bad_name", f"{name!r} is no artefact name.")
     target = confined(folder_of(artefact), path)
     return UploadFile(artefact, path, int(artefact.files[path]), target)
 

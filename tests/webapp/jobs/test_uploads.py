@@ -224,7 +224,8 @@ def test_what_was_not_announced_is_not_found(find, name, path):
 def test_an_artefact_with_a_name_that_climbs_is_refused(attempt, name):
     events_accept(host=attempt.host, batch=batch_of(attempt, ("artefact", body_of(name))))
 
-    with pytest.raises(InvalidProblem, match="no artefact name"):
+    assert Artefact.objects.count() == 0
+    with pytest.raises(NotFoundProblem):
         uploads.find(host=attempt.host, attempt_id=attempt.pk, name=name, path="config.json")
 
 

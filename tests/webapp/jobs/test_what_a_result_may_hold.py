@@ -192,7 +192,7 @@ def test_a_model_with_a_strange_name_joins_the_teams_models(attempt, name):
     assert Artefact.objects.count() == TeamModel.objects.count()
 
 
-@pytest.mark.parametrize("name", ["model", 'quote"d', "line\nbreak", "größe"])
+@pytest.mark.parametrize("name", ["model", 'quote"d', "line\nbreak", "größe", "a/b", ".."])
 def test_an_artefact_with_a_strange_name_has_a_page(attempt, alice, client, name):
     body = {"name": name, "kind": "report", "total_bytes": 0, "files": {}, "sha256": {}}
     events_accept(host=attempt.host, batch=batch_of(attempt, ("artefact", body)))
