@@ -14,6 +14,7 @@ urlpatterns = [
     path("", include("webapp.limits.urls")),
     path("", include("webapp.modelhub.urls")),
     path("", include("webapp.jobs.urls")),
+    path("", include("webapp.compare.urls")),
     path("", include("webapp.queue.urls")),
     path("", include("webapp.hosts.urls")),
     path("", include("webapp.docs.urls")),

@@ -17,6 +17,7 @@
       const other = fresh.querySelector(`[data-region="${region.dataset.region}"]`);
       if (!other || other.innerHTML === region.innerHTML) continue;
       if (region.querySelector("details[open] form")) continue; /* somebody is about to press it */
+      const ticked = [...region.querySelectorAll("input.pick:checked")].map((box) => box.value);
       if (region.contains(document.activeElement) && document.activeElement !== document.body) {
         const name = document.activeElement.id;
         region.replaceChildren(...document.importNode(other, true).childNodes);
@@ -24,6 +25,7 @@
       } else {
         region.replaceChildren(...document.importNode(other, true).childNodes);
       }
+      for (const box of region.querySelectorAll("input.pick")) box.checked = ticked.includes(box.value);
       if (window.htmx) window.htmx.process(region);
     }
     const title = fresh.querySelector("[data-title]");

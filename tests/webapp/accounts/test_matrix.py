@@ -91,6 +91,7 @@ RULES = {
     f"{JOB}/stop/": OWN,
     f"{JOB}/clone/": ACT,
     f"{JOB}/delete/": OWN,
+    "compare/": OBJECT,
     "queue/": PAGE,
     "queue/limits/": PAGE,
     "queue/<slug:pool_id>/": OBJECT,
@@ -134,7 +135,11 @@ RULES = {
     "readyz": Rule("get", OPEN),
 }
 API_ROOT = "api/v1/"  # an address only to build others from
-QUERY = {"api/v1/jobs/<job_id>/series": "?metrics=loss", "api/v1/tickets": "?topics=jobs"}
+QUERY = {
+    "api/v1/jobs/<job_id>/series": "?metrics=loss",
+    "api/v1/tickets": "?topics=jobs",
+    "compare/": "?job=<slug:job_id>",
+}
 
 
 def addresses(patterns: list, prefix: str = "") -> Iterator[str]:
@@ -202,13 +207,13 @@ def things(job, team, alice, settings, tmp_path) -> dict[str, str]:
 
 def call(client: Client, route: str, things: dict[str, str]) -> int:
     """Return the status; a redirect to the login page counts as 401."""
-    path = route
+    path = route + QUERY.get(route, "")
     for argument, value in things.items():
         path = path.replace(argument, value) if argument.startswith("<") else path
     rule = RULES[route]
     method = getattr(client, rule.method)
     sent = {"data": {"team": things["team"]}} if route == "team/" else {}
-    answer = method(f"/{path}{QUERY.get(route, '')}", **sent)
+    answer = method(f"/{path}", **sent)
     if answer.status_code == 302 and answer.headers["Location"].startswith("/login/"):
         return 200 if route == "logout/" else 401
     return answer.status_code

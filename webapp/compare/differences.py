@@ -1,0 +1,107 @@
+"""The settings of several jobs side by side, and which of them differ."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.contrib.auth.models import AnonymousUser, User
+
+from webapp.core.units import NOTHING, TIMES, memory
+from webapp.hosts.sharing import facts_for
+from webapp.jobs.models import Job
+
+LONGEST = 80  # characters of a value that a cell shows
+WHERE, WHAT, HOW, ON = "Where", "What it ran", "Strategy", "The host, as it was then"
+IGNORED = frozenset({"kind", "spec_version", "version"})
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting: its value in each job, in their order."""
+
+    group: str
+    name: str
+    values: tuple[str, ...]
+
+    @property
+    def differs(self) -> bool:
+        """Tell whether not every job has the same."""
+        return len(set(self.values)) > 1
+
+
+def settings_of(jobs: list[Job], user: User | AnonymousUser) -> list[Setting]:
+    """Return every setting that at least one of the jobs has, in groups."""
+    each = [dict(_flat_settings(job, user)) for job in jobs]
+    keys = dict.fromkeys(key for found in each for key in found)
+    order = [WHERE, WHAT, HOW, ON]
+    rows = [
+        Setting(group, name, tuple(found.get((group, name), NOTHING) for found in each))
+        for group, name in keys
+    ]
+    return sorted(rows, key=lambda row: order.index(row.group))
+
+
+Entry = tuple[tuple[str, str], str]
+
+
+def _flat_settings(job: Job, user: User | AnonymousUser) -> Iterator[Entry]:
+    for name, value in _place(job):
+        yield (WHERE, name), value
+    for path, value in flat(job.spec):
+        yield (WHAT, words_of(path)), shown(value)
+    strategy = job.estimate.get("strategy") if isinstance(job.estimate, Mapping) else None
+    for path, value in flat(strategy or {}):
+        yield (HOW, words_of(path)), shown(value)
+    for name, value in _host(job, user):
+        yield (ON, name), value
+
+
+def _place(job: Job) -> Iterator[tuple[str, str]]:
+    yield "Kind", job.kind
+    yield "Model", job.model_name or NOTHING
+    yield "Host", job.shown_host.name if job.shown_host else NOTHING
+    yield "Pool", job.pool.name
+    yield "Hosts", str(job.num_hosts)
+    yield "Devices of each host", str(job.devices_per_host or "all")
+    yield "Priority", job.get_priority_display()
+    yield "Plan", job.plan.name if job.plan and job.plan.name else NOTHING
+
+
+def _host(job: Job, user: User | AnonymousUser) -> Iterator[tuple[str, str]]:
+    attempt = job.current_attempt
+    if attempt is None:
+        return
+    facts = facts_for(user, attempt.host, attempt.facts or attempt.host.facts)
+    gpus = [str(gpu.get("name", "")) for gpu in facts.get("gpus") or ()]
+    counted = [f"{gpus.count(name)} {TIMES} {name}" for name in dict.fromkeys(gpus)]
+    yield "GPUs", ", ".join(counted) or "none"
+    yield "Processor", str(facts.get("cpu_model") or NOTHING)
+    yield "Memory", str(memory(facts["memory_bytes"])) if facts.get("memory_bytes") else NOTHING
+    for name in ("driver_version", "cuda_version", "python_version", "agent_version"):
+        if facts.get(name):
+            yield words_of(name), str(facts[name])
+    for package, version in (facts.get("packages") or {}).items():
+        yield str(package), str(version)
+
+
+def flat(document: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every value of a document with its dotted path; empty ones are left out."""
+    for key, value in document.items():
+        path = f"{before}.{key}" if before else str(key)
+        if isinstance(value, Mapping):
+            yield from flat(value, path)
+        elif value not in (None, "", [], ()) and path not in IGNORED:
+            yield path, value
+
+
+def words_of(path: str) -> str:
+    """Return a path as people read it: ``model.config.hidden_size`` as its last parts."""
+    return " · ".join(part.replace("_", " ") for part in path.split(".")).capitalize()
+
+
+def shown(value: Any) -> str:  # noqa: ANN401 -- JSON of any shape
+    """Return a value for a cell, cut where it is long."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
