@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
+from celery.signals import worker_init, worker_process_init
 
 from runners.config import Credential, HostDir
+from runners.parentage import die_with
 from runners.redis_access import celery_options
 from runners.redis_address import key_prefix
 from runners.timing import scaled
@@ -18,6 +20,7 @@ from runners.timing import scaled
 QUEUE = "jobs"
 TASK_MODULE = "runners.tasks"
 HOST_DIR_VARIABLE = "SLIPWAY_HOST_DIR"
+AGENT_VARIABLE = "SLIPWAY_AGENT_PID"
 
 
 def settings(credential: Credential, ca_file: Path | str | None = None) -> dict[str, Any]:
@@ -71,6 +74,19 @@ def make_app() -> Celery:
         host_dir = HostDir(Path(folder))
         celery.conf.update(settings(host_dir.credential(), host_dir.redis_ca()))
     return celery
+
+
+@worker_init.connect
+def end_with_agent(**_: object) -> None:
+    """Bind the worker's life to its agent's: nobody else would end or tend it."""
+    if agent := os.environ.get(AGENT_VARIABLE):
+        die_with(int(agent))
+
+
+@worker_process_init.connect
+def end_with_worker(**_: object) -> None:
+    """Bind the life of each process of its pool to the worker's."""
+    die_with(os.getppid())
 
 
 app = make_app()

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from runners.app import HOST_DIR_VARIABLE, QUEUE
+from runners.app import AGENT_VARIABLE, HOST_DIR_VARIABLE, QUEUE
 from runners.config import HostDir
 from runners.timing import scaled
 
@@ -68,10 +68,11 @@ class DoorbellChild:
 
     def _start(self) -> None:
         self._started_at = time.monotonic()
+        own = {HOST_DIR_VARIABLE: str(self._host_dir.path), AGENT_VARIABLE: str(os.getpid())}
         self._child = subprocess.Popen(
             list(self._command),
             stdin=subprocess.DEVNULL,
-            env={**os.environ, HOST_DIR_VARIABLE: str(self._host_dir.path)},
+            env=os.environ | own,
             start_new_session=True,
         )
 

@@ -17,8 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from runners.jobs.loading import pick_device
-from runners.jobs.runtime import Job, die_with_parent
+from runners.jobs.runtime import Job
 from runners.jobspec import DataParallel
+from runners.parentage import die_with
 
 # How torch 2.13 says that another rank is gone or silent; gloo raises plain RuntimeErrors.
 LOST_WORDS = (
@@ -116,7 +117,7 @@ def joined_ranks(job: Job, parallel: DataParallel) -> Iterator[Ranks]:
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         yield ALONE
         return
-    die_with_parent()
+    die_with(os.getppid())
     local_rank = int(os.environ["LOCAL_RANK"])
     has_gpu = torch.cuda.is_available()
     if has_gpu:

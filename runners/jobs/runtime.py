@@ -1,6 +1,5 @@
 """Start and end of every job process: its folders, threads, quiet libraries, exit codes."""
 
-import ctypes
 import os
 import signal
 import sys
@@ -19,7 +18,6 @@ from runners.messages import RunRequest
 HOST_DIR_VARIABLE = "SLIPWAY_HOST_DIR"
 EXIT_BAD_INPUT = 3
 PEERS_STOP_SECONDS = 30.0  # a stop reaches the hosts of a job one after the other
-_PR_SET_PDEATHSIG = 1
 
 
 class BadInputError(Exception):
@@ -138,14 +136,6 @@ def end_by_sigterm(job: Job) -> None:
     job.emitter.close()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def die_with_parent() -> None:
-    """End this process when its parent ends, however that happens."""
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before the line above took hold
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _read_request(path: Path) -> RunRequest:

@@ -6,18 +6,17 @@ Standard library only.
 import ctypes
 import os
 import resource
-import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from runners.parentage import die_with
 from runners.supervision.procfs import MARKER
 
 EVENT_FD = "SLIPWAY_EVENT_FD"
 OOM_SCORE = 500  # the job goes before its supervisor when memory runs out
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -63,9 +62,7 @@ def start(
     supervisor = os.getpid()
 
     def die_with_supervisor() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != supervisor:  # it died before the line above took hold
-            os.kill(os.getpid(), signal.SIGKILL)
+        die_with(supervisor)
         if memory_limit_bytes:
             resource.setrlimit(resource.RLIMIT_DATA, (memory_limit_bytes, memory_limit_bytes))
         with suppress(OSError):

@@ -13,9 +13,9 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import connection, connections
 
-from runners.app import QUEUE
 from runners.jobspec import DrillSpec
 from runners.messages import Doorbell
+from runners.redis_address import key_prefix
 from runners.signing import sign
 from tests.faults import laws
 from tests.stack import PASSWORD
@@ -24,7 +24,7 @@ from webapp.accounts.models import Membership, Role, Team
 from webapp.hosts.contact import contact_of
 from webapp.hosts.models import Host, HostState
 from webapp.hosts.services import command_key, credential_revoke, token_create
-from webapp.jobs.dispatch import _connection, celery_app, ring
+from webapp.jobs.dispatch import Publisher, ring
 from webapp.jobs.giving_up import job_abandon
 from webapp.jobs.models import FINAL_STATES, Attempt, AttemptEvent, Command, Event, Job, JobState
 from webapp.jobs.services import job_create, job_stop, job_submit
@@ -170,10 +170,7 @@ def signed(slug: str, age_seconds: float = 0.0) -> Answer:
 def publish(slug: str, body: str, mac: str) -> Answer:
     """Put a message into a host's queue as whoever can write there would."""
     row = Host.objects.get(slug=slug)
-    url = settings.REDIS_URL
-    celery_app(url).send_task(
-        "runners.ping", args=[body, mac], queue=QUEUE, connection=_connection(url, row.pk)
-    )
+    Publisher().send(settings.REDIS_URL, key_prefix(row.pk), "runners.ping", [body, mac])
 
 
 def submit_at_once(slug: str, key: str, times: int) -> Answer:

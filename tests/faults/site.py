@@ -18,6 +18,7 @@ import httpx
 import redis
 
 from runners import enrolment
+from runners.app import HOST_DIR_VARIABLE
 from runners.attempts import AttemptFolder
 from runners.config import HostDir
 from runners.spool import SpoolReader
@@ -223,6 +224,7 @@ class Site(Parts):
             **self.desk.broken(),
             "P1 two trees": [one for one in self.trees.doubled if self._is_ours(one)],
             "P1 survivors": self._survivors(),
+            "P1 workers": self._workers_left(),
             "P2 spools behind": self._behind(),
             "P3 secrets": self._secrets(parts),
             "P4 zombies": self._zombies(),
@@ -246,6 +248,16 @@ class Site(Parts):
                 return left
             time.sleep(0.1)
         return {}
+
+    def _workers_left(self) -> list[int]:
+        """Return the Celery workers of these hosts whose agent is no more."""
+        ours = {f"{HOST_DIR_VARIABLE}={folder}" for folder in self.hosts.values()}
+        deadline = time.monotonic() + SURVIVE_SECONDS
+        while left := watch.workers(ours) - set(self.workers(*self.hosts)):
+            if time.monotonic() > deadline:
+                return sorted(left)
+            time.sleep(0.1)
+        return []
 
     def _behind(self) -> dict[str, tuple[int, int]]:
         acked = {

@@ -13,6 +13,7 @@ from runners.supervision.procfs import MARKER, PROC, all_processes, read_process
 SAMPLE_SECONDS = 0.1
 YOUNG_SECONDS = 2.0  # a process this young may still become another by exec
 SUPERVISOR = b"supervisor.py"
+WORKER = b"runners.app"
 MARK = f"{MARKER}=".encode()
 
 
@@ -147,6 +148,19 @@ def zombies_below(pids: set[int]) -> list[int]:
         for process in all_processes()
         if process.state == "Z" and process.parent in pids
     ]
+
+
+def workers(settings: set[str]) -> set[int]:
+    """Return the live Celery workers whose environment holds one of ``settings``."""
+    wanted = {one.encode() for one in settings}
+    found = set()
+    for process in all_processes():
+        with suppress(OSError):
+            folder = PROC / str(process.pid)
+            if WORKER in (folder / "cmdline").read_bytes() and process.is_alive:
+                variables = (folder / "environ").read_bytes().split(b"\0")
+                found |= {process.pid} if wanted & set(variables) else set()
+    return found
 
 
 def descriptors(pid: int) -> int:

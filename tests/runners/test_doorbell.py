@@ -16,8 +16,18 @@ from runners.doorbell import DoorbellChild
 from runners.messages import Doorbell
 from runners.redis_address import celery_url, key_prefix
 from runners.signing import sign
+from runners.supervision import procfs
 from runners.wake import WakeListener
 from tests.runners.tools import RedisServer, wait_for
+
+AGENT = """
+import sys, time
+from pathlib import Path
+from runners.config import HostDir
+from runners.doorbell import DoorbellChild
+DoorbellChild(HostDir(Path(sys.argv[1]))).tend()
+time.sleep(600)
+"""  # an agent with nothing but its worker
 
 RING = Doorbell(command_id="c1", kind="start", attempt_id="a1", fence="f")
 
@@ -162,6 +172,22 @@ def test_a_killed_worker_is_started_again_and_hears_the_next_doorbell(
 
     assert listener.wait(10)
     assert worker.pid != first
+
+
+@pytest.mark.faults
+def test_no_process_of_a_worker_outlives_its_killed_agent(
+    host_dir, credential, redis_server, listener
+):
+    host_dir.save_credential(credential.model_copy(update={"redis_url": redis_server.url}))
+    agent = subprocess.Popen([sys.executable, "-c", AGENT, str(host_dir.path)])
+    wait_for(host_dir.pings.exists, 40)
+    theirs = procfs.descendants(agent.pid)
+
+    agent.kill()
+    agent.wait()
+
+    assert len(theirs) >= 3
+    wait_for(lambda: not any(procfs.is_running(one.pid, one.start_ticks) for one in theirs), 20)
 
 
 @pytest.mark.faults

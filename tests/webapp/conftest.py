@@ -167,6 +167,12 @@ def host(enrolled) -> Host:
 
 
 @pytest.fixture
+def other_host(team) -> Host:
+    """A second host of the same team, enrolled and never heard."""
+    return enrol(team, name="Box 2")[0]
+
+
+@pytest.fixture
 def credential(enrolled) -> str:
     return enrolled[1]
 

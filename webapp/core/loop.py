@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 from collections.abc import Callable
 
 import structlog
@@ -9,6 +10,7 @@ from django.db import close_old_connections
 
 log = structlog.get_logger(__name__)
 FAILURE_REST_SECONDS = 1.0
+CONNECTION_SECONDS = 60.0  # a new one every round costs more than most rounds
 
 
 class Stopper:
@@ -26,8 +28,11 @@ class Stopper:
 def run_loop(name: str, step: Callable[[], object], every_seconds: float, stop: Stopper) -> None:
     """Call ``step``, rest, and repeat; an exception is told once per kind and survived."""
     last_failure = ""
+    renewed_at = time.monotonic()
     while not stop.event.is_set():
-        close_old_connections()
+        if last_failure or time.monotonic() - renewed_at > CONNECTION_SECONDS:
+            close_old_connections()
+            renewed_at = time.monotonic()
         rest = every_seconds
         try:
             step()

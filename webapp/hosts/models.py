@@ -7,6 +7,8 @@ from webapp.accounts.models import Team, TeamOwned
 from webapp.core.ids import UlidModel
 
 RUNS_JOBS = ("agent", "slurm")  # kinds of hosts
+# What is large and what loops over all hosts leave in the database.
+DOCUMENTS = ("facts", "planned", "microbench", "calibration", "last_beat", "checks")
 
 
 class HostState(models.TextChoices):

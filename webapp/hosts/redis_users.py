@@ -18,7 +18,7 @@ from django.conf import settings
 
 from runners.redis_address import key_prefix, shipper_user, with_user, worker_user
 from webapp.core import broker
-from webapp.hosts.models import RUNS_JOBS, Host
+from webapp.hosts.models import DOCUMENTS, RUNS_JOBS, Host
 
 log = structlog.get_logger(__name__)
 HOST_USER = re.compile(r"[hs]_[0-9A-Z]{26}")  # nobody else's users are touched
@@ -115,7 +115,9 @@ def sync(*, rewrite: bool = False) -> int:
     """
     admin = broker.connection()
     present = _present(admin)
-    enrolled = Host.objects.filter(kind__in=RUNS_JOBS).exclude(redis_secret_hash="")
+    enrolled = (
+        Host.objects.defer(*DOCUMENTS).filter(kind__in=RUNS_JOBS).exclude(redis_secret_hash="")
+    )
     wanted = {user.name: user for user in _all_users(enrolled)}
     stale = [name for name in present if HOST_USER.fullmatch(name) and name not in wanted]
     changed = [user for name, user in wanted.items() if present.get(name) != {user.digest}]

@@ -17,14 +17,14 @@ from runners.messages import EventBatch
 from runners.stream import CONSUMER_GROUP, ack_key, decode, events_key
 from runners.timing import scaled
 from webapp.core.problems import Problem
-from webapp.hosts.models import RUNS_JOBS, Host
+from webapp.hosts.models import DOCUMENTS, RUNS_JOBS, Host
 from webapp.jobs.ingest import events_accept
 from webapp.jobs.models import Attempt
 
 log = structlog.get_logger(__name__)
 CONSUMER = "control"
 COUNT = 50
-BLOCK_MS = 500
+BLOCK_MS = 1000
 HOSTS_SECONDS = scaled(5.0, least=0.5)
 NEW = ">"
 PENDING = "0"
@@ -63,10 +63,13 @@ class StreamConsumer:
         if self._clock() - self._hosts_at < HOSTS_SECONDS:
             return
         enrolled = Host.objects.filter(kind__in=RUNS_JOBS).exclude(credential_hash="")
-        hosts = {host.pk: host for host in enrolled}
-        if hosts.keys() - self._hosts.keys():
+        present = set(enrolled.order_by().values_list("pk", flat=True))
+        if new := present - self._hosts.keys():
             self._needs_recovery = True
-        self._hosts, self._hosts_at = hosts, self._clock()
+            self._hosts |= Host.objects.defer(*DOCUMENTS).in_bulk(new)
+        for gone in self._hosts.keys() - present:
+            del self._hosts[gone]
+        self._hosts_at = self._clock()
 
     def _recover(self) -> None:
         """Make the groups, tell every host what is stored, take what was read but not done."""

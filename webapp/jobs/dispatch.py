@@ -4,16 +4,20 @@ A command is rung until the host shows that it heard. A doorbell only saves time
 carry the same news.
 """
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 import structlog
 from celery import Celery
 from django.conf import settings
 from django.db.models import F
 from kombu import Connection
+from kombu.exceptions import OperationalError
+from kombu.transport.redis import PrefixedStrictRedis
 
 from runners.app import QUEUE
 from runners.messages import Doorbell
@@ -24,7 +28,7 @@ from runners.timing import scaled
 from webapp.core import broker
 from webapp.core.clock import now
 from webapp.hosts.contact import Contact, contact_of
-from webapp.hosts.models import Host
+from webapp.hosts.models import DOCUMENTS, Host
 from webapp.hosts.services import command_key
 from webapp.jobs.models import Command
 
@@ -34,8 +38,17 @@ LONGEST_REST_SECONDS = scaled(60, least=2)
 DEAD_AFTER = timedelta(hours=1)
 PING_SECONDS = scaled(60.0, least=2.0)
 TASK_PREFIX = "runners."
-RETRY_POLICY = {"max_retries": 2, "interval_start": 0, "interval_step": 0.1, "interval_max": 0.2}
-TRANSPORT = {"socket_timeout": 2, "socket_connect_timeout": 1, "health_check_interval": 10}
+ALL_HOSTS = "host:"  # what every queue's prefix begins with
+# Without a look at the connection before each doorbell: it would double what a ping costs, and
+# one that finds its connection dead is sent again over a new one.
+TRANSPORT = {
+    "global_keyprefix": ALL_HOSTS,
+    "max_retries": 1,
+    "interval_start": 0,
+    "socket_timeout": 2,
+    "socket_connect_timeout": 1,
+    "health_check_interval": 0,
+}
 
 Ring = Callable[[Host, Doorbell], None]
 
@@ -51,15 +64,53 @@ def celery_app(url: str) -> Celery:
         task_ignore_result=True,
         task_send_sent_event=False,
         task_default_queue=QUEUE,
-        task_publish_retry_policy=RETRY_POLICY,
     )
     return app
 
 
-@cache
-def _connection(url: str, host_id: str) -> Connection:
-    options = {**TRANSPORT, "global_keyprefix": key_prefix(host_id)}
-    return celery_app(url).connection_for_write(transport_options=options)
+class Publisher:
+    """One connection for the queues of all hosts, for one thread at a time.
+
+    The queues differ in the prefix of their keys alone. A connection for each host would cost a
+    socket, a handshake and a log-in each, and a thousand hosts are more than a process may open.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connections: dict[str, Connection] = {}
+
+    def send(self, url: str, prefix: str, task: str, words: Sequence[str]) -> None:
+        """Put a task into the queue below ``prefix``; over a new connection when one was dead.
+
+        Raises:
+            OperationalError: the broker is away.
+        """
+        with self._lock:
+            is_fresh = url not in self._connections
+            try:
+                self._send(url, prefix, task, words)
+            except OperationalError:
+                self._drop(url)
+                if is_fresh:
+                    raise
+                self._send(url, prefix, task, words)
+
+    def _send(self, url: str, prefix: str, task: str, words: Sequence[str]) -> None:
+        app = celery_app(url)
+        if url not in self._connections:
+            self._connections[url] = app.connection_for_write(transport_options=TRANSPORT)
+        connection = self._connections[url]
+        channel: Any = connection.default_channel  # Redis's; its clients write below the prefix
+        channel.Client = partial(PrefixedStrictRedis, global_keyprefix=prefix)
+        # kombu's own retry would meet a new channel, which knows nothing of the prefix.
+        app.send_task(task, args=list(words), queue=QUEUE, connection=connection, retry=False)
+
+    def _drop(self, url: str) -> None:
+        if connection := self._connections.pop(url, None):
+            connection.release()
+
+
+_publisher = Publisher()
 
 
 def ring(host: Host, doorbell: Doorbell) -> None:
@@ -72,13 +123,7 @@ def ring(host: Host, doorbell: Doorbell) -> None:
     host_time = time.time() + (host.clock_offset_ms or 0) / 1000
     signed = sign(doorbell, host_id=host.pk, key=command_key(host), now=host_time)
     url = broker.url_for(broker.DISPATCHER)
-    celery_app(url).send_task(
-        TASK_PREFIX + doorbell.kind,
-        args=list(signed),
-        queue=QUEUE,
-        connection=_connection(url, host.pk),
-        retry_policy=RETRY_POLICY,
-    )
+    _publisher.send(url, key_prefix(host.pk), TASK_PREFIX + doorbell.kind, signed)
 
 
 def dispatch_due(ring_host: Ring = ring) -> int:
@@ -129,7 +174,8 @@ def _try(ring_host: Ring, host: Host, doorbell: Doorbell) -> bool:
 
 def ping_hosts(ring_host: Ring = ring) -> int:
     """Ring every host in contact, so that its worker notices when messages stop coming."""
-    hosts = [host for host in Host.objects.exclude(credential_hash="") if _is_heard(host)]
+    enrolled = Host.objects.defer(*DOCUMENTS).exclude(credential_hash="")
+    hosts = [host for host in enrolled if _is_heard(host)]
     return sum(
         _try(ring_host, host, Doorbell(command_id=f"ping-{host.pk}", kind="ping"))
         for host in hosts

@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from django.core.servers.basehttp import WSGIServer
+from pytest_django.live_server_helper import LiveServer
 
 from runners.messages import EnrollRequest
 from tests.webapp.conftest import make_facts
@@ -13,6 +15,15 @@ from webapp.hosts.models import EnrolmentToken, Host
 from webapp.hosts.services import token_create
 
 NUM_MACHINES = 100
+
+
+@pytest.fixture
+def live_server(monkeypatch):
+    """A server that lets as many callers wait as the product's does: Django's own lets ten."""
+    monkeypatch.setattr(WSGIServer, "request_queue_size", 2048)
+    server = LiveServer("localhost")
+    yield server
+    server.stop()
 
 
 @pytest.mark.slow

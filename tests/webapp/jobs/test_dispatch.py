@@ -137,6 +137,26 @@ def test_the_message_passes_the_hosts_own_check(redis_client, host, job, monkeyp
     assert (name, doorbell.attempt_id) == ("runners.start", job.current_attempt_id)
 
 
+def test_all_hosts_are_rung_over_one_connection(redis_client, host, other_host):
+    def connections_after(each) -> int:
+        dispatch.ring(each, Doorbell(command_id="one", kind="ping"))
+        return redis_client.info("clients")["connected_clients"]
+
+    first, *others = [connections_after(each) for each in (host, other_host, host)]
+    assert others == [first, first]
+    assert [redis_client.llen(f"host:{one.pk}:jobs") for one in (host, other_host)] == [2, 1]
+
+
+def test_a_connection_that_died_costs_no_doorbell(redis_server, host):
+    ping = Doorbell(command_id="one", kind="ping")
+    dispatch.ring(host, ping)
+    redis_server.kill()
+    redis_server.start()
+    dispatch.ring(host, ping)
+    with redis_package.Redis.from_url(redis_server.url) as client:
+        assert client.llen(f"host:{host.pk}:jobs") >= 1
+
+
 def test_a_real_broker_that_is_away_costs_little_time(job, settings, tmp_path):
     settings.REDIS_URL = f"unix://{tmp_path}/nobody.sock"
     before = now()
