@@ -9,6 +9,7 @@ import dj_database_url
 import django_stubs_ext
 from csp.constants import NONCE, NONE, SELF
 
+from webapp.accounts.networks import networks
 from webapp.core.logs import configure_logs
 from webapp.core.public_site import public_hosts, public_site
 
@@ -158,6 +159,7 @@ STORAGES = {
 
 # Where the administration lies; another name spares it the visits of whoever tries the usual one.
 ADMIN_PATH = os.environ.get("SLIPWAY_ADMIN_PATH", "admin").strip("/") + "/"
+ADMIN_NETWORKS = networks(os.environ.get("SLIPWAY_ADMIN_NETWORKS", ""))  # none: from anywhere
 LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "home"
 LOGOUT_REDIRECT_URL = "login"

@@ -1,8 +1,12 @@
 """Teams and who belongs to them, with which role."""
 
+from typing import Any
+
 from django.contrib import admin
+from django.http import HttpRequest
 
 from webapp.accounts.models import LoginTry, Membership, OpenSession, Quota, Team
+from webapp.accounts.people_admin import RoleForm, asked_by
 from webapp.core.read_only import ReadOnlyAdmin
 
 
@@ -10,8 +14,13 @@ class MembershipInline(admin.TabularInline[Membership, Team]):
     """A team's members on the team's own page."""
 
     model = Membership
+    form = RoleForm
     extra = 1
     autocomplete_fields = ["user"]
+
+    def get_formset(self, request: HttpRequest, obj: Team | None = None, **kwargs: Any) -> Any:  # noqa: ANN401 (Django's signature)
+        """Return the forms as this person fills them in."""
+        return super().get_formset(request, obj, **{**kwargs, "form": asked_by(request, RoleForm)})
 
 
 @admin.register(Team)
@@ -37,6 +46,17 @@ class MembershipAdmin(admin.ModelAdmin[Membership]):
     list_display = ["user", "team", "role"]
     list_filter = ["role", "team"]
     autocomplete_fields = ["user", "team"]
+
+    def get_form(
+        self,
+        request: HttpRequest,
+        obj: Membership | None = None,
+        change: bool = False,  # noqa: FBT001, FBT002 (Django's signature)
+        **kwargs: Any,
+    ) -> Any:  # noqa: ANN401 (Django's signature)
+        """Return the form as this person fills it in."""
+        form = asked_by(request, RoleForm)
+        return super().get_form(request, obj, change=change, **{**kwargs, "form": form})
 
 
 @admin.register(LoginTry)

@@ -2,6 +2,7 @@
 
 from django.apps import AppConfig
 from django.contrib.auth.signals import user_logged_in
+from django.db.models.signals import post_delete, pre_save
 
 
 class AccountsConfig(AppConfig):
@@ -11,8 +12,13 @@ class AccountsConfig(AppConfig):
     label = "accounts"
 
     def ready(self) -> None:
-        """Take note of every log-in."""
+        """Take note of every log-in, and keep the last administrator."""
         # Its models are not there yet when this module is loaded.
+        from django.contrib.auth.models import User
+
         from webapp.accounts.session_signals import session_note
+        from webapp.accounts.standing import last_administrator_keep, somebody_left
 
         user_logged_in.connect(session_note, dispatch_uid="session_note")
+        pre_save.connect(last_administrator_keep, sender=User, dispatch_uid="last_admin_saved")
+        post_delete.connect(somebody_left, sender=User, dispatch_uid="last_admin_deleted")

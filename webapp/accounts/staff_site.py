@@ -4,20 +4,24 @@ from collections.abc import Callable
 from functools import update_wrapper
 from typing import Any
 
+import structlog
+from django.conf import settings
 from django.contrib.admin import AdminSite
 from django.contrib.auth.decorators import login_not_required
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.utils.decorators import method_decorator
 from django.utils.http import url_has_allowed_host_and_scheme
 
 from webapp.accounts.login import GuardedLogin
-from webapp.accounts.session_signals import AUTHENTICATED_AT
+from webapp.accounts.networks import lies_in
+from webapp.accounts.session_signals import AUTHENTICATED_AT, address_of
 from webapp.core.clock import now
 from webapp.jobs.models import Event
 
+log = structlog.get_logger(__name__)
 RECENT_SECONDS = 15 * 60
 LONGEST_PATH = 200
 
@@ -27,7 +31,8 @@ class StaffSite(AdminSite):
 
     def has_permission(self, request: HttpRequest) -> bool:
         """Let staff in whose password was shown within the last 15 minutes."""
-        return super().has_permission(request) and was_confirmed(request)
+        is_near = lies_in(address_of(request), settings.ADMIN_NETWORKS)
+        return is_near and super().has_permission(request) and was_confirmed(request)
 
     @method_decorator(login_not_required)
     def login(
@@ -36,6 +41,7 @@ class StaffSite(AdminSite):
         extra_context: dict[str, Any] | None = None,  # noqa: ARG002 (Django's signature)
     ) -> Any:  # noqa: ANN401 (Django's signature)
         """Ask for the password with the product's own page, which limits guesses."""
+        check_network(request)
         if self.has_permission(request):
             return redirect(_wanted(request))
         if request.user.is_authenticated and not super().has_permission(request):
@@ -48,6 +54,7 @@ class StaffSite(AdminSite):
         guarded = super().admin_view(view, cacheable)
 
         def recorded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 (the view's)
+            check_network(request)
             if request.method in {"GET", "HEAD", "OPTIONS"} or not self.has_permission(request):
                 return guarded(request, *args, **kwargs)
             with transaction.atomic():
@@ -57,6 +64,18 @@ class StaffSite(AdminSite):
             return response
 
         return update_wrapper(recorded, guarded)
+
+
+def check_network(request: HttpRequest) -> None:
+    """Let nobody see the administration from a network that the site does not name.
+
+    Raises:
+        Http404: the request came from elsewhere; the log says from where.
+    """
+    address = address_of(request)
+    if not lies_in(address, settings.ADMIN_NETWORKS):
+        log.warning("administration asked for from another network", address=address)
+        raise Http404("Nothing is here.")
 
 
 def was_confirmed(request: HttpRequest) -> bool:

@@ -1,0 +1,107 @@
+"""The administration opens from the networks that the site names, and from no other."""
+
+import http.client
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import User
+
+from tests.stack import wait_for
+from tests.webapp.accounts.test_matrix import addresses
+from tests.webapp.accounts.test_writing_doors import filled
+from tests.webapp.conftest import client_of
+from webapp.accounts.networks import NetworksError, lies_in, networks
+
+OFFICE = networks("192.0.2.0/24, 2001:db8::/32")
+
+
+@pytest.mark.parametrize("address", ["192.0.2.7", "2001:db8::1", "::ffff:192.0.2.7"])
+def test_an_address_of_the_list_comes_in(address):
+    assert lies_in(address, OFFICE)
+
+
+@pytest.mark.parametrize("address", ["192.0.3.7", "::1", "", "unknown", "192.0.2.7, 10.0.0.1"])
+def test_any_other_does_not(address):
+    assert not lies_in(address, OFFICE)
+
+
+def test_without_a_list_everybody_may_try():
+    assert lies_in("203.0.113.9", networks(""))
+
+
+@pytest.mark.parametrize("text", ["office", "10.0.0.1/8", "10.0.0.0/99", "10.0.0.0/8;192.0.2.1"])
+def test_a_list_that_is_none_is_refused_with_an_example(text):
+    with pytest.raises(NetworksError, match=r"such as 10\.0\.0\.0/8,192\.0\.2\.7"):
+        networks(text)
+
+
+@pytest.mark.django_db(databases="__all__")
+@pytest.mark.parametrize("route", sorted(set(addresses(admin.site.get_urls()))))
+def test_from_elsewhere_no_address_of_the_administration_is_there(route, settings):
+    settings.ADMIN_NETWORKS = OFFICE
+    client = client_of(User.objects.create_superuser("root"))
+    for method in (client.get, client.post):
+        assert method(f"/admin{filled(route)}", REMOTE_ADDR="203.0.113.9").status_code == 404
+
+
+@pytest.mark.django_db(databases="__all__")
+def test_from_the_office_it_opens(settings):
+    settings.ADMIN_NETWORKS = OFFICE
+    client = client_of(User.objects.create_superuser("root"))
+    assert client.get("/admin/", REMOTE_ADDR="192.0.2.7").status_code == 200
+
+
+@pytest.mark.django_db(databases="__all__")
+def test_the_rest_of_the_site_opens_from_everywhere(settings, alice):
+    settings.ADMIN_NETWORKS = OFFICE
+    assert client_of(alice).get("/jobs/", REMOTE_ADDR="203.0.113.9").status_code == 200
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """Start a real server with an allow-list; return what it answers to a forwarded address."""
+    processes = []
+
+    def start(**environment: str):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        own = {"SLIPWAY_DATA_DIR": str(tmp_path), "SLIPWAY_ADMIN_NETWORKS": "192.0.2.0/24"}
+        command = [sys.executable, "-m", "uvicorn", "webapp.asgi:application", "--port", str(port)]
+        processes.append(subprocess.Popen(command, env=os.environ | own | environment))
+
+        def ask(**headers: str) -> int:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+            sent = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request("GET", "/admin/login/", headers=sent)
+            status = connection.getresponse().status
+            connection.close()
+            return status
+
+        def is_up() -> bool:
+            with socket.socket() as knock:
+                return knock.connect_ex(("127.0.0.1", port)) == 0
+
+        wait_for(is_up, "the server")
+        return ask
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def test_a_proxy_on_this_machine_is_believed_and_nobody_else(serve):
+    ask = serve()
+    assert ask() == 404
+    assert ask(X_Forwarded_For="192.0.2.9") == 200
+    assert ask(X_Forwarded_For="192.0.2.9, 203.0.113.4") == 404
+
+
+def test_the_header_of_a_machine_that_is_no_proxy_of_ours_is_not_believed(serve):
+    ask = serve(FORWARDED_ALLOW_IPS="10.9.9.9")
+    assert ask(X_Forwarded_For="192.0.2.9") == 404
