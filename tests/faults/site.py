@@ -190,6 +190,7 @@ class Site(Parts):
         self._descriptors = {
             name: (process.pid, watch.descriptors(process.pid))
             for name, process in self.processes.items()
+            if name != "redis"  # what it holds open is others' connections
         }
 
     def mend(self, *, patience_s: float = 60.0, stops_jobs: bool = True) -> None:
@@ -229,6 +230,7 @@ class Site(Parts):
             "P3 secrets": self._secrets(parts),
             "P4 zombies": self._zombies(),
             "P4 descriptors": self._leaks(),
+            "P4 connections": self._crowds(),
         }
         return {name: one for name, one in found.items() if one}
 
@@ -293,6 +295,11 @@ class Site(Parts):
                 if grown > MORE_DESCRIPTORS:
                     more[name] = grown
         return more
+
+    def _crowds(self) -> dict[str, int]:
+        """Return the users of Redis that hold more connections than all their parts need."""
+        with self.broker() as client:
+            return watch.crowds(str(each["user"]) for each in client.client_list())
 
 
 def kill_supervisor(folder: AttemptFolder) -> None:

@@ -240,3 +240,20 @@ def test_an_open_file_more_is_counted(tmp_path):
     with (tmp_path / "one").open("w"):
         time.sleep(0)
         assert watch.descriptors(os.getpid()) == before + 1
+
+
+def test_a_worker_that_outlived_its_agent_is_found():
+    setting = f"SLIPWAY_HOST_DIR=/of/test/{os.getpid()}"
+    name, _, value = setting.partition("=")
+    left = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)", "runners.app"],
+        env=os.environ | {name: value},
+    )
+    wait_for(lambda: watch.workers({setting}) == {left.pid}, "the worker left behind")
+    left.kill()
+    left.wait()
+    assert watch.workers({setting}) == set()
+
+
+def test_a_user_of_redis_that_collects_connections_is_found():
+    assert watch.crowds(["h_one"] * 4 + ["slipway"] * 17) == {"slipway": 17}

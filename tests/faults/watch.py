@@ -3,7 +3,8 @@
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from runners.spool import segments
 from runners.supervision.procfs import MARKER, PROC, all_processes, read_process
 
 SAMPLE_SECONDS = 0.1
+MOST_CONNECTIONS = 16  # of one user: a host's worker has four, the site five or six
 YOUNG_SECONDS = 2.0  # a process this young may still become another by exec
 SUPERVISOR = b"supervisor.py"
 WORKER = b"runners.app"
@@ -161,6 +163,11 @@ def workers(settings: set[str]) -> set[int]:
                 variables = (folder / "environ").read_bytes().split(b"\0")
                 found |= {process.pid} if wanted & set(variables) else set()
     return found
+
+
+def crowds(users: Iterable[str]) -> dict[str, int]:
+    """P4: return the users of Redis with more connections than all their parts need."""
+    return {user: held for user, held in Counter(users).items() if held > MOST_CONNECTIONS}
 
 
 def descriptors(pid: int) -> int:
