@@ -6,7 +6,7 @@ from django.http import Http404, HttpRequest
 from django.urls import reverse
 
 from webapp.jobs.lookup import visible_jobs
-from webapp.jobs.models import Job
+from webapp.jobs.models import Job, JobState
 
 PARAMETER = "job"
 FEWEST, MOST = 2, 4
@@ -70,6 +70,7 @@ def sides_of(jobs: list[Job]) -> list[Side]:
 def offered(request: HttpRequest, chosen: list[Job]) -> list[Job]:
     """Return the latest jobs to choose from, those most like a chosen one first."""
     latest = visible_jobs(request).exclude(pk__in=[job.pk for job in chosen])
+    latest = latest.exclude(state=JobState.DRAFT)
     rows = latest.select_related("host", "requested_host", "pool", "owner", "current_attempt")
     found = list(rows[:NUM_OFFERED])
     if not chosen:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from webapp.compare.jobs import Side
 from webapp.core.display import quantity
 from webapp.core.units import Quantity, number
+from webapp.core.wording import listed
 from webapp.jobs import figures
 from webapp.jobs.figures import FIGURES, MAIN_METRICS
 from webapp.jobs.models import Measurement
@@ -126,16 +127,18 @@ def answer(sides: list[Side], rows: list[Row]) -> str:
     worst = max(values) if not is_rate else min(values)
     unit = row.cells[best].unit
     top = values[best]
+    is_time = unit == "seconds"
     word = "fastest" if row.metric != "peak_memory_bytes" else "smallest"
     factor = (top / worst if is_rate else worst / top) if worst and top else 1.0
     if factor - 1 < NEARLY:
         return f"All are alike: {row.label.lower()} {quantity(top, unit)}."
-    others = " and ".join(
-        f"{quantity(value, unit)} of {side.letter}"
+    others = [
+        f"{side.letter} {'took' if is_time else 'reached'} {quantity(value, unit)}"
         for side, value in zip(sides, values, strict=True)
         if side.number != best + 1
-    )
+    ]
+    furthest = "up to " if len(others) > 1 else ""
     return (
-        f"{sides[best].letter} is {word}: {row.label.lower()} {quantity(top, unit)} against "
-        f"{others}, up to {number(factor)} times apart."
+        f"{sides[best].letter} is {word} with {quantity(top, unit)} ({row.label.lower()}); "
+        f"{listed(others)}: {furthest}{number(factor)} times apart."
     )

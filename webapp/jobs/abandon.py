@@ -10,6 +10,7 @@ from django.views.decorators.http import require_http_methods
 
 from webapp.core.problems import Problem
 from webapp.core.units import clock
+from webapp.core.wording import listed
 from webapp.hosts.contact import Contact, contact_of, silent_seconds
 from webapp.hosts.models import Device, Host, HostState
 from webapp.jobs.actions import job_for
@@ -44,8 +45,7 @@ class SilentPart:
         if self.devices[0].kind == "cpu":
             return "its processor"
         kind = self.devices[0].get_kind_display()
-        *most, last = [str(device.index) for device in self.devices]
-        return f"{kind} {', '.join(most)} and {last}" if most else f"{kind} {last}"
+        return f"{kind} {listed([str(device.index) for device in self.devices])}"
 
 
 @require_http_methods(["GET", "POST"])
@@ -62,7 +62,7 @@ def job_abandon_view(request: HttpRequest, job_id: str) -> HttpResponse:
     except Problem as problem:
         return _page(request, job, typed=typed, problem=problem.detail)
     if was_over:
-        messages.success(request, f"What {' and '.join(names)} held counts as free.")
+        messages.success(request, f"What {listed(names)} held counts as free.")
         return redirect("job-detail", job.pk)
     return _start_elsewhere(request, job)
 
@@ -78,6 +78,7 @@ def _page(request: HttpRequest, job: Job, typed: str = "", problem: str = "") ->
         "silent": [SilentPart(each, devices_of(each)) for each in silent],
         "heard": [each for each in open_parts(job) if each.pk not in silent_ids],
         "names": names_of(silent),
+        "named": listed(names_of(silent)),
         "standing": standing_of(job),
         "others": other_hosts(job),
         "is_enough": is_enough(job),

@@ -12,6 +12,7 @@ from django.db import transaction
 from runners.reasons import Reason
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem, InvalidProblem
+from webapp.core.wording import listed
 from webapp.hosts.contact import Contact, contact_of
 from webapp.hosts.models import Device
 from webapp.jobs.gangs import members_of, order_stop, release_unstarted
@@ -112,7 +113,7 @@ def _note_freed(job: Job, silent: Sequence[Attempt], by: str) -> None:
 
 def _detail(silent: Sequence[Attempt]) -> dict[str, Any]:
     freed = {each.host.name: len(devices_of(each)) for each in silent}
-    words = " and ".join(f"{_count(count)} of {name}" for name, count in freed.items())
+    words = listed([f"{_count(count)} of {name}" for name, count in freed.items()])
     return {"hosts": list(freed), "freed": freed, "sentence": f"Counted as free: {words}."}
 
 

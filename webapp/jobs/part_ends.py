@@ -10,7 +10,7 @@ from django.utils.timezone import localtime
 from runners.reasons import Reason
 from webapp.core.clock import now
 from webapp.core.units import clock
-from webapp.core.wording import capitalised
+from webapp.core.wording import capitalised, listed
 from webapp.hosts.contact import Contact, contact_of, silent_seconds
 from webapp.jobs.endings import ending_words, host_rows
 from webapp.jobs.gangs import first_ended, members_of
@@ -149,9 +149,11 @@ def unheard_words(parts: Sequence[PartEnd]) -> str:
     open_parts = [part for part in parts if part.attempt.ended_at is None]
     if not open_parts or len(parts) == 1:
         return ""
-    names = " and ".join(
-        f"{part.host_name} (silent for {part.silence})" if part.silence else part.host_name
-        for part in open_parts
+    names = listed(
+        [
+            f"{part.host_name} (silent for {part.silence})" if part.silence else part.host_name
+            for part in open_parts
+        ]
     )
     lost = any(
         part.is_first and part.attempt.exit_record.get("reason") == Reason.RANK_LOST

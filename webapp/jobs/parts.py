@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from django.http import HttpRequest
 from django.urls import reverse
 
+from runners.reasons import STOPPED, Reason
 from webapp.core.problems import InvalidProblem
+from webapp.core.units import clock
+from webapp.hosts.contact import Contact, contact_of, silent_seconds
 from webapp.jobs.gangs import members_of
 from webapp.jobs.models import Attempt, Job
 
@@ -28,7 +31,25 @@ class Part:
         reason = str(self.attempt.exit_record.get("reason") or "")
         if reason:
             return "ended well" if reason == "ok" else reason.replace("_", " ")
+        if self.is_silent:
+            return f"silent {clock(silent_seconds(self.attempt.host) or 0)}"
         return "running" if self.attempt.started_at else "not started"
+
+    @property
+    def is_silent(self) -> bool:
+        """Tell whether nobody hears the host while its part is open."""
+        is_open = self.attempt.ended_at is None and bool(self.attempt.claimed_at)
+        return is_open and contact_of(self.attempt.host) is Contact.UNREACHABLE
+
+    @property
+    def tone(self) -> str:
+        """Return the look of these words."""
+        reason = self.attempt.exit_record.get("reason")
+        if self.is_silent:
+            return "warn"
+        if reason in {None, "", Reason.OK}:
+            return ""
+        return "quiet" if reason in STOPPED else "bad"
 
 
 def part_at(job: Job, rank: int) -> Attempt | None:

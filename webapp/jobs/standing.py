@@ -7,10 +7,13 @@ from typing import NamedTuple
 
 from runners.reasons import Reason
 from webapp.core.units import clock
+from webapp.core.wording import listed
 from webapp.hosts.contact import Contact, contact_of, silent_seconds
 from webapp.hosts.models import Host
 from webapp.jobs.gangs import members_of
 from webapp.jobs.models import LIVE_STATES, Attempt, Job, JobState
+
+GRAVE = (Contact.UNREACHABLE, Contact.DEGRADED)  # the gravest first
 
 
 class Standing(NamedTuple):
@@ -22,7 +25,10 @@ class Standing(NamedTuple):
 
 
 class Silence(NamedTuple):
-    """The hosts of a live job that are not heard, and how long the longest is silent."""
+    """The hosts of a live job that are not heard, and how long the longest is silent.
+
+    Where some are out of contact, those that missed a beat or two are not counted.
+    """
 
     hosts: list[Host]
     seconds: float
@@ -31,7 +37,7 @@ class Silence(NamedTuple):
     @property
     def names(self) -> str:
         """Return the hosts' names in a row."""
-        return " and ".join(host.name for host in self.hosts)
+        return listed([host.name for host in self.hosts])
 
 
 def silence_of(job: Job) -> Silence | None:
@@ -39,11 +45,12 @@ def silence_of(job: Job) -> Silence | None:
     if job.state not in LIVE_STATES:
         return None
     hosts = _hosts_of(job)
-    away = [(host, seconds) for host in hosts if (seconds := _silent_for(host)) is not None]
+    found = {kind: [each for each in hosts if contact_of(each) is kind] for kind in GRAVE}
+    away = next((each for each in found.values() if each), [])
     if not away:
         return None
-    speaks_last = contact_of(hosts[0]) is Contact.UNREACHABLE
-    return Silence([host for host, _ in away], max(each for _, each in away), speaks_last)
+    longest = max(silent_seconds(host) or 0.0 for host in away)
+    return Silence(away, longest, is_lost=hosts[0] in found[Contact.UNREACHABLE])
 
 
 def _hosts_of(job: Job) -> list[Host]:
@@ -53,22 +60,22 @@ def _hosts_of(job: Job) -> list[Host]:
     return [each.host for each in members_of(job.current_attempt) if each.ended_at is None]
 
 
-def _silent_for(host: Host) -> float | None:
-    is_away = contact_of(host) in {Contact.DEGRADED, Contact.UNREACHABLE}
-    return silent_seconds(host) if is_away else None
-
-
 def standing_of(job: Job) -> Standing:
     """Return how a job stands, as far as is known."""
     silence = silence_of(job)
     if silence is None:
         return Standing(job.state)
-    who = f"{silence.names} " if job.num_hosts > 1 else ""
+    who = _who(silence) if job.num_hosts > 1 else ""
     words = f"silent {clock(silence.seconds)}"
     if not silence.is_lost:
         return Standing(job.state, note=f"{who}{words}")
     word = f"Last known: {JobState(job.state).label.lower()}"
     return Standing("lost", word, f"{who or 'host '}{words}")
+
+
+def _who(silence: Silence) -> str:
+    count = len(silence.hosts)
+    return f"{count} hosts " if count > 1 else f"{silence.names} "
 
 
 class Leftover(NamedTuple):
@@ -85,7 +92,7 @@ def leftover_of(job: Job) -> Leftover | None:
     if not given_up:
         return None
     still = [part for part in given_up if part.ended_at is None]
-    names = " and ".join(part.host.name for part in still or given_up)
+    names = listed([part.host.name for part in still or given_up])
     if not still:
         return Leftover(
             is_over=True,

@@ -151,7 +151,7 @@ def _state(host: Host) -> str:
 
 def _held(device_id: str, picture: Picture, teams: set[str]) -> Held:
     device = picture.devices[device_id]
-    name = f"GPU {device.index}" if device.kind == "gpu" else "Processor"
+    name = "Processor" if device.kind == "cpu" else f"{device.get_kind_display()} {device.index}"
     holder = picture.holders.get(device_id)
     if holder is None:
         if device.cordoned_at:

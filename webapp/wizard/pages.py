@@ -132,6 +132,8 @@ def shape_words(shape: ModelSpec) -> str:
 def _host_choice(host: Host) -> HostChoice:
     if host.kind == "virtual":
         return HostChoice(f"host:{host.pk}", host, (), planned_words(host), Contact.UNKNOWN)
+    if host.kind == "slurm":
+        return HostChoice(f"host:{host.pk}", host, (), _slurm_words(host), contact_of(host))
     gpus = host.facts.get("gpus") or []
     cells = tuple(f"{round(gpu['memory_bytes'] / 1024**3)}" for gpu in gpus)
     words = [f"{len(gpus)} {TIMES} {short_name(gpus[0]['name'])}" if gpus else "CPU only"]
@@ -140,6 +142,13 @@ def _host_choice(host: Host) -> HostChoice:
     for device in (host.microbench.get("devices") or [])[:1]:
         words.append(f"{bandwidth(device['memory_bandwidth_bytes_per_second'])} measured")
     return HostChoice(f"host:{host.pk}", host, cells, " · ".join(words), contact_of(host))
+
+
+def _slurm_words(host: Host) -> str:
+    """Return what a login node gives: its own processor says nothing of the nodes."""
+    told = host.facts.get("scheduler") or {}
+    options = [f"{name} {value}" for name, value in (told.get("options") or {}).items()]
+    return " · ".join([f"Slurm, {told.get('max_jobs', 1)} jobs at once", *options])
 
 
 def _pool_choice(pool: Pool, hosts: Sequence[Host], team: Team) -> PoolChoice:

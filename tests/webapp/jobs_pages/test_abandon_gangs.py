@@ -81,7 +81,7 @@ def test_a_job_whose_first_host_speaks_is_not_called_lost(half_lost):
     standing = standing_of(half_lost)
 
     assert (standing.state, standing.word) == ("running", "")
-    assert standing.note.startswith("Box 2 and Box 3 silent 4")
+    assert standing.note == "2 hosts silent 4 min"
 
 
 def test_a_job_whose_first_host_is_silent_is_last_known_running(gang, hosts):

@@ -5,7 +5,7 @@ from django.urls import reverse
 
 from runners.messages import MetricPoint
 from tests.webapp.conftest import batch_of, client_of
-from tests.webapp.jobs.gangs import end, make_gang, make_hosts, members, start, tell
+from tests.webapp.jobs.gangs import end, make_gang, make_hosts, members, silence, start, tell
 from webapp.jobs.live import announce
 from webapp.jobs.models import Job
 from webapp.jobs.plots import draw
@@ -40,7 +40,15 @@ def test_every_host_is_offered_with_how_it_stands(gang, alice, name):
     text = page(gang, alice, name)
 
     assert 'aria-current="page">Box 1 <span>running</span>' in text
-    assert "Box 2 <span>oom gpu</span>" in text
+    assert 'Box 2 <span class="bad">oom gpu</span>' in text
+
+
+def test_a_silent_host_is_not_said_to_be_running(gang, alice):
+    silence(members(gang)[1].host, minutes=4)
+
+    text = page(gang, alice, "job-logs").replace("\N{NO-BREAK SPACE}", " ")
+
+    assert 'Box 2 <span class="warn">silent 4 min' in text
 
 
 def test_a_job_on_one_host_offers_no_choice(job, alice):
