@@ -13,7 +13,7 @@ from datetime import UTC
 from django.db import transaction
 
 from webapp.audit.guard import guards_missing
-from webapp.audit.models import Link
+from webapp.audit.models import Cut, Link
 from webapp.jobs.models import Event
 
 BATCH = 2000
@@ -62,28 +62,53 @@ def head() -> str:
 def findings(expected_head: str = "") -> Iterator[str]:
     """Say what does not agree with the chain: a sentence each, nothing when all is well.
 
-    A row that was changed is told once; what follows is judged from the stored link on.
+    A row that was changed is told once; what follows is judged from the stored link on. After a
+    cut the chain begins with the link that the cut names.
     """
     for name in guards_missing():
         yield f"The database's guard {name} is gone: run `manage.py migrate` and ask who took it."
-    before, place = BEGINNING, 0
-    is_expected = not expected_head or expected_head == f"0:{BEGINNING}"
+    cut = Cut.objects.order_by("-position").first()
+    before, place = (cut.digest, cut.position) if cut else (BEGINNING, 0)
+    known = {"", f"0:{BEGINNING}", f"{place}:{before}"}
+    if cut is not None:
+        yield from _of_the_cut(cut, expected_head)
     for links in _batches():
-        events = Event.objects.in_bulk([link.event_id for link in links])
-        for link in links:
-            place += 1
-            if link.position != place:
-                yield f"Links {place} to {link.position - 1} are gone."
-                place = link.position
-            event = events.get(link.event_id)
-            if event is None:
-                yield f"Event {link.event_id}, sealed as link {place}, was deleted."
-            elif digest_of(event, before) != link.digest:
-                yield f"Event {link.event_id} ({event.kind}) or its link {place} was changed."
-            before = link.digest
-            is_expected = is_expected or str(link) == expected_head
-    if not is_expected:
+        known |= {expected_head} & {str(link) for link in links}
+        yield from _of_links(links, before, place)
+        before, place = links[-1].digest, links[-1].position
+    if expected_head not in known:
         yield f"The head {expected_head} is not in the chain: its end was cut or made anew."
+
+
+def _of_links(links: list[Link], before: str, place: int) -> Iterator[str]:
+    """Say what does not agree in consecutive links after the one with this digest and place."""
+    events = Event.objects.in_bulk([link.event_id for link in links])
+    for link in links:
+        place += 1
+        if link.position != place:
+            yield f"Links {place} to {link.position - 1} are gone."
+            place = link.position
+        event = events.get(link.event_id)
+        if event is None:
+            yield f"Event {link.event_id}, sealed as link {place}, was deleted."
+        elif digest_of(event, before) != link.digest:
+            yield f"Event {link.event_id} ({event.kind}) or its link {place} was changed."
+        before = link.digest
+
+
+def _of_the_cut(cut: Cut, expected_head: str) -> Iterator[str]:
+    """Say what does not agree with where the chain was cut."""
+    told = Event.objects.filter(pk=cut.event_id).first()
+    is_sealed = Link.objects.filter(event_id=cut.event_id, position__gt=cut.position).exists()
+    named = {"position": cut.position, "digest": cut.digest, "num_events": cut.num_events}
+    if told is None or not is_sealed or told.detail != named:
+        yield f"The cut at link {cut.position} is not the one that the sealed history tells of."
+    position = expected_head.partition(":")[0]
+    if position.isdecimal() and 0 < int(position) < cut.position:
+        yield (
+            f"The head {expected_head} went with the cut at link {cut.position} of "
+            f"{cut.at:%Y-%m-%d}: it cannot be compared any more; keep a newer one."
+        )
 
 
 def _batches() -> Iterator[list[Link]]:

@@ -2,65 +2,76 @@
 
 from typing import Any
 
-from django.db import connections
-from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db import connections, transaction
 
-EVENTS, LINKS = "jobs_event", "audit_link"
+EVENTS, LINKS, CUTS = "jobs_event", "audit_link", "audit_cut"
 REFUSAL = "the history is append-only"
-DOINGS = ("UPDATE", "DELETE")
-NAMES = [f"{table}_no_{doing.lower()}" for table in (EVENTS, LINKS) for doing in DOINGS]
-_FUNCTION = """
-CREATE OR REPLACE FUNCTION audit_refuse() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-  IF TG_TABLE_NAME = 'audit_link' THEN
-    RAISE EXCEPTION 'the history is append-only';
-  END IF;
-  IF EXISTS (SELECT 1 FROM audit_link WHERE event_id = OLD.id) THEN
-    RAISE EXCEPTION 'the history is append-only';
-  END IF;
-  IF TG_OP = 'DELETE' THEN RETURN OLD; END IF;
-  RETURN NEW;
-END $$
-"""
+_CUT = f"COALESCE((SELECT MAX(position) FROM {CUTS}), 0)"  # noqa: S608 (names of our own)
+_SEALED = f"EXISTS (SELECT 1 FROM {LINKS} WHERE event_id = OLD.id)"  # noqa: S608 (as above)
+_KEPT = f"EXISTS (SELECT 1 FROM {LINKS} WHERE event_id = OLD.id AND position > {_CUT})"  # noqa: S608
+_ANCHORED = (
+    f"EXISTS (SELECT 1 FROM {LINKS} WHERE position = NEW.position AND digest = NEW.digest) "  # noqa: S608
+    f"AND EXISTS (SELECT 1 FROM {LINKS} JOIN {EVENTS} ON {EVENTS}.id = {LINKS}.event_id "
+    f"WHERE {EVENTS}.id = NEW.event_id AND {EVENTS}.kind = 'audit.cut' "
+    f"AND {LINKS}.position > NEW.position)"
+)
+# When the database refuses what: sealed events and links stay but for what lies before a cut, and
+# a cut needs the sealed event that tells of it.
+RULES: dict[tuple[str, str], str] = {
+    (EVENTS, "UPDATE"): _SEALED,
+    (EVENTS, "DELETE"): _KEPT,
+    (LINKS, "UPDATE"): "",
+    (LINKS, "DELETE"): f"OLD.position > {_CUT}",
+    (CUTS, "UPDATE"): "",
+    (CUTS, "DELETE"): "",
+    (CUTS, "INSERT"): f"NOT ({_ANCHORED})",
+}
+NAMES = [f"{table}_no_{doing.lower()}" for table, doing in RULES]
 
 
 def guards_set(using: str = "default", **_others: Any) -> None:
-    """Make the triggers that are missing; the signal of a migration calls this."""
+    """Make the triggers anew as this version wants them; the signal of a migration calls this."""
     connection = connections[using]
     tables = connection.introspection.table_names()
-    if not {EVENTS, LINKS} <= set(tables):
+    if not {EVENTS, LINKS, CUTS} <= set(tables):
         return
-    with connection.cursor() as cursor:
-        for statement in _statements(connection):
-            cursor.execute(statement)
+    make = _postgres if connection.vendor == "postgresql" else _sqlite
+    with transaction.atomic(using=using), connection.cursor() as cursor:
+        for (table, doing), refused in RULES.items():
+            for statement in make(table, doing, refused):
+                cursor.execute(statement)
+        if connection.vendor == "postgresql":
+            for table in (EVENTS, LINKS, CUTS):
+                cursor.execute(_no_truncation(table))
 
 
-def _statements(connection: BaseDatabaseWrapper) -> list[str]:
-    if connection.vendor == "postgresql":
-        return [_FUNCTION, *(_postgres(table, doing) for table, doing in _pairs())]
-    return [_sqlite(table, doing) for table, doing in _pairs()]
-
-
-def _pairs() -> list[tuple[str, str]]:
-    return [(table, doing) for table in (EVENTS, LINKS) for doing in DOINGS]
-
-
-def _postgres(table: str, doing: str) -> str:
+def _postgres(table: str, doing: str, refused: str) -> tuple[str, str]:
     name = f"{table}_no_{doing.lower()}"
+    kept = "OLD" if doing == "DELETE" else "NEW"
+    raising = f"RAISE EXCEPTION '{REFUSAL}';"
+    body = f"IF {refused} THEN {raising} END IF; RETURN {kept};" if refused else raising
+    function = f"CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS"
+    trigger = f"CREATE OR REPLACE TRIGGER {name} BEFORE {doing} ON {table}"
     return (
-        f"CREATE OR REPLACE TRIGGER {name} BEFORE {doing} ON {table} "
-        "FOR EACH ROW EXECUTE FUNCTION audit_refuse()"
+        f"{function} $$ BEGIN {body} END $$",
+        f"{trigger} FOR EACH ROW EXECUTE FUNCTION {name}()",
     )
 
 
-def _sqlite(table: str, doing: str) -> str:
-    name = f"{table}_no_{doing.lower()}"
-    sealed = "WHEN EXISTS (SELECT 1 FROM audit_link WHERE event_id = OLD.id)"
-    when = sealed if table == EVENTS else ""
+def _no_truncation(table: str) -> str:
+    """Return what keeps a whole table, which PostgreSQL empties without asking for its rows."""
     return (
-        f"CREATE TRIGGER IF NOT EXISTS {name} BEFORE {doing} ON {table} {when} "
-        f"BEGIN SELECT RAISE(ABORT, '{REFUSAL}'); END"
+        f"CREATE OR REPLACE TRIGGER {table}_no_truncate BEFORE TRUNCATE ON {table} "
+        f"FOR EACH STATEMENT EXECUTE FUNCTION {LINKS}_no_update()"
     )
+
+
+def _sqlite(table: str, doing: str, refused: str) -> tuple[str, str]:
+    name = f"{table}_no_{doing.lower()}"
+    when = f"WHEN {refused}" if refused else ""
+    refusing = f"BEGIN SELECT RAISE(ABORT, '{REFUSAL}'); END"
+    trigger = f"CREATE TRIGGER {name} BEFORE {doing} ON {table}"
+    return f"DROP TRIGGER IF EXISTS {name}", f"{trigger} {when} {refusing}"
 
 
 def guards_missing(using: str = "default") -> list[str]:
