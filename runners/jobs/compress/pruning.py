@@ -1,0 +1,57 @@
+"""Which weights become zero: the smallest, or those that weigh least on the text (Wanda).
+
+Source of Wanda: Sun et al. 2023, arXiv:2306.11695.
+"""
+
+from typing import Literal
+
+import torch
+
+Pattern = Literal["unstructured", "2:4"]
+BLOCK = 4  # of 2:4: two of each four weights that lie side by side in a row stay
+KEPT = 2
+
+
+def magnitude(weight: torch.Tensor, sparsity: float, pattern: Pattern) -> torch.Tensor:
+    """Return the matrix without its smallest weights, judged over the whole matrix."""
+    scores = weight.float().abs()
+    if pattern == "2:4":
+        return weight * two_of_four(scores)
+    count = round(sparsity * scores.numel())
+    dropped = torch.topk(scores.flatten(), count, largest=False).indices
+    pruned = weight.flatten().clone()
+    pruned[dropped] = 0
+    return pruned.view_as(weight)
+
+
+def wanda(
+    weight: torch.Tensor, norms: torch.Tensor, sparsity: float, pattern: Pattern
+) -> torch.Tensor:
+    """Return the matrix without the weights whose size times input norm is smallest in a row."""
+    scores = weight.float().abs() * norms.float()[None, :]
+    if pattern == "2:4":
+        return weight * two_of_four(scores)
+    count = round(sparsity * scores.shape[1])
+    dropped = torch.topk(scores, count, dim=1, largest=False).indices
+    return weight.scatter(1, dropped, 0.0)
+
+
+def two_of_four(scores: torch.Tensor) -> torch.Tensor:
+    """Return a mask that keeps the two highest of each four scores of a row.
+
+    Raises:
+        ValueError: the rows do not divide into fours.
+    """
+    rows, columns = scores.shape
+    if columns % BLOCK:
+        msg = f"rows of {columns} weights do not divide into blocks of {BLOCK}"
+        raise ValueError(msg)
+    blocks = scores.view(rows, -1, BLOCK)
+    kept = torch.topk(blocks, KEPT, dim=2).indices
+    mask = torch.zeros_like(blocks, dtype=torch.bool).scatter(2, kept, value=True)
+    return mask.view(rows, columns)
+
+
+def zero_share(weight: torch.Tensor) -> float:
+    """Return the share of weights that are zero."""
+    return 1.0 - float(torch.count_nonzero(weight)) / weight.numel()

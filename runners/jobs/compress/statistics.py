@@ -1,0 +1,46 @@
+"""What calibration text says of a linear layer's inputs: X^T X and the size of each input."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass
+class InputStatistics:
+    """Sums over the tokens that reached one linear layer, in fp32."""
+
+    num_inputs: int
+    num_tokens: int = 0
+    gram: torch.Tensor = field(init=False)
+    absolute: torch.Tensor = field(init=False)
+    largest: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin with nothing seen."""
+        self.gram = torch.zeros(self.num_inputs, self.num_inputs)
+        self.absolute = torch.zeros(self.num_inputs)
+        self.largest = torch.zeros(self.num_inputs)
+
+    def add(self, inputs: torch.Tensor) -> None:
+        """Add tokens [..., in]."""
+        rows = inputs.detach().reshape(-1, self.num_inputs).float()
+        self.gram = self.gram.to(rows.device).addmm_(rows.T, rows)
+        self.absolute = self.absolute.to(rows.device) + rows.abs().sum(dim=0)
+        self.largest = torch.maximum(self.largest.to(rows.device), rows.abs().amax(dim=0))
+        self.num_tokens += len(rows)
+
+    @property
+    def norms(self) -> torch.Tensor:
+        """Return the Euclidean norm of each input over the text."""
+        return self.gram.diagonal().clamp(min=0.0).sqrt()
+
+    @property
+    def mean_absolute(self) -> torch.Tensor:
+        """Return the mean size of each input."""
+        return self.absolute / max(1, self.num_tokens)
+
+
+def output_error(before: torch.Tensor, after: torch.Tensor, gram: torch.Tensor) -> float:
+    """Return the squared error of a linear layer's outputs, summed over text and outputs."""
+    difference = (before.float() - after.float()).double()
+    return float(((difference @ gram.double()) * difference).sum())
