@@ -28,6 +28,7 @@ PATHS = {
     "job artefacts": "/jobs/{job}/artefacts/",
     "job post-mortem": "/jobs/{job}/post-mortem/",
     "job to give up": "/jobs/{job}/abandon/",
+    "jobs to compare": "/compare/?job={job}",
     "secrets": "/settings/secrets/",
     "wizard": "/plans/new/?preset=demo",
     "limits": "/limits/",

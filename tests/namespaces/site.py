@@ -170,11 +170,40 @@ class Site(Stack):
 
         return wait_for(ask, f"{wanted} of job {job}", timeout_s, every_s=1.0)
 
+    def wait_for_progress(self, job: str, timeout_s: float = 150.0) -> None:
+        """Wait until a job has said that it made a step."""
+        wait_for(lambda: self.ask(job)["progress"], f"a step of job {job}", timeout_s, every_s=1.0)
+
     def explain(self, name: str) -> str:
         """Return the end of a host's own words."""
         return (self.logs / f"{name}.log").read_text()[-600:]
+
+    def page(self, path: str) -> str:
+        """Return a page as alice reads it, with plain spaces and apostrophes."""
+        text = self.client("alice").get(path)
+        return text.replace("\N{NO-BREAK SPACE}", " ").replace("&#x27;", "'")
+
+    def kill_a_rank(self, name: str, timeout_s: float = 60.0) -> int:
+        """Kill a training process of a host, not torchrun, and return its number."""
+        rank = wait_for(
+            lambda: next(iter(self._ranks(name)), None), f"a rank on {name}", timeout_s
+        )
+        os.kill(rank, signal.SIGKILL)
+        return rank
+
+    def _ranks(self, name: str) -> list[int]:
+        folders = (self.folder / name / "attempts").glob("*")
+        found = [process.pid for folder in folders for process in marked(folder.name)]
+        return [pid for pid in found if b"\0LOCAL_RANK=" in _environment(pid)]
 
     def marked_processes(self) -> list[int]:
         """Return the processes that carry the marker of an attempt of these hosts."""
         folders = self.folder.glob("*/attempts/*")
         return [process.pid for folder in folders for process in marked(folder.name)]
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:  # it has ended meanwhile
+        return b""

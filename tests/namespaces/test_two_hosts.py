@@ -3,6 +3,8 @@
 What happens is one story, told by the fixtures in turn; each test looks at one moment of it.
 """
 
+import re
+
 import pytest
 
 from tests.namespaces.lab import SERVER, Lab, inside, why_not
@@ -53,7 +55,9 @@ def after_a_short_cut(site, lab, running):
 def after_a_long_cut(site, lab, running, after_a_short_cut):
     """The other rank has waited for as long as the job allows."""
     lab.cut("south")
-    return site.wait_for(running[0], state="failed")
+    found = site.wait_for(running[0], state="failed")
+    pages = {tab: site.page(f"/jobs/{running[0]}/{tab}/") for tab in ("post-mortem", "abandon")}
+    return found | {"pages": pages}
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +65,16 @@ def after_healing(site, lab, running, after_a_long_cut):
     """The silent host is back and has told everything."""
     lab.heal("south")
     return site.wait_for(running[0], held=0)
+
+
+@pytest.fixture(scope="module")
+def after_a_kill(site, after_healing):
+    """A second training, of which one host's rank is killed; its page once both have told."""
+    job = site.launch(training(time_budget_seconds=900))
+    site.wait_for_progress(job)
+    site.kill_a_rank("south")
+    site.wait_for(job, state="failed", held=0)
+    return site.page(f"/jobs/{job}/post-mortem/")
 
 
 def test_both_hosts_run_one_training(running):
@@ -103,3 +117,30 @@ def test_the_job_has_ended_exactly_once(after_healing):
 
 def test_no_process_of_it_is_left(site, after_healing):
     assert site.marked_processes() == []
+
+
+def test_the_post_mortem_names_the_host_that_never_told_its_end(after_a_long_cut):
+    page = after_a_long_cut["pages"]["post-mortem"]
+
+    assert re.search(r"Ended first on north, rank [01], \d\d:\d\d:\d\d\.", page)
+    assert "No end was reported by south (silent for " in page
+    assert "It may be the cause: the others only lost it." in page
+
+
+def test_the_page_to_give_it_up_names_the_silent_host_and_what_it_holds(after_a_long_cut):
+    page = after_a_long_cut["pages"]["abandon"]
+
+    assert "Free what south holds?" in page
+    assert "Counts as free: its processor of south." in page
+
+
+def test_a_killed_rank_is_named_with_its_host_its_time_and_its_signal(after_a_kill):
+    assert re.search(r"Ended first on south, rank [01], \d\d:\d\d:\d\d\.", after_a_kill)
+    assert "Ended by signal 9 (SIGKILL)" in after_a_kill
+
+
+def test_each_hosts_last_lines_are_on_the_page(after_a_kill):
+    for name in ("north", "south"):
+        part = after_a_kill.split(f'aria-label="Last lines of {name}"')[1].split("</section>")[0]
+        assert re.search(r"step \d+", part)
+    assert "What torchrun reported" in after_a_kill
