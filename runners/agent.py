@@ -18,6 +18,7 @@ from runners.attempts import Verdict
 from runners.bench import MicrobenchRunner, command_for
 from runners.client import RefusedError, ServerClient, ServerError
 from runners.config import Credential, HostConfigError, HostDir
+from runners.epoch import EpochMemory
 from runners.facts import Microbench, NetworkMeasurement
 from runners.messages import Beat, BeatReply
 from runners.reconcile import Reconciler, Render
@@ -67,6 +68,7 @@ class Agent:
         self.reconciler = Reconciler(
             host_dir, config, self.client, boot_id=procfs.boot_id(), render=render
         )
+        self._epoch = EpochMemory(host_dir.path)
         self._credential = credential
         self._stream = _event_stream(host_dir, credential)
         self._beside: Companion | None = None
@@ -167,6 +169,7 @@ class Agent:
         except ServerError as error:
             self._note_error(error)
             return
+        reply, behind = self._epoch.heed(reply)
         self._note_answered()
         self._next_beat = self._clock() + self._rest_seconds(reply)
         self._is_first_beat, self._measured = False, None
@@ -179,7 +182,10 @@ class Agent:
         self.reconciler.problems.clear()
         self.shipping.learn(reply.acked)
         self.reconciler.apply(reply)
-        self.reconciler.retry_claims()
+        if behind:
+            self.reconciler.problems.append(behind)
+        else:
+            self.reconciler.retry_claims()
         if reply.rotate:
             self._rotate()
 
@@ -202,6 +208,7 @@ class Agent:
             else None,
             microbench=self._measured,
             is_agent_start=self._is_first_beat,
+            epoch=self._epoch.seen,
         )
 
     def _tells_facts(self) -> bool:

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from runners import probe
 from runners.client import RefusedError, ServerClient
 from runners.config import Credential, HostConfigError, HostDir
+from runners.epoch import EpochMemory
 from runners.gangs import NoSuchAddressError, interface_of
 from runners.launchers import slurm_commands
 from runners.launchers.slurm_commands import SlurmError
@@ -76,6 +77,7 @@ def enroll(
     if reply.redis_ca_pem:
         host_dir.save_redis_ca(reply.redis_ca_pem)
     host_dir.save_credential(credential)
+    EpochMemory(host_dir.path).forget()
     return credential
 
 

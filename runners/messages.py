@@ -102,6 +102,13 @@ class AttemptStatus(Message):
     waits_for: str = ""  # what a scheduler says why it has not begun
 
 
+class EpochShown(Message):
+    """How far a site had come, with the proof that it said so itself."""
+
+    number: NonNegativeInt
+    proof: str = Field(pattern=SHA256)
+
+
 class Beat(Message):
     """What a host says every ten seconds; the reply carries what it should do."""
 
@@ -117,6 +124,7 @@ class Beat(Message):
     facts: HostFacts | None = None  # at agent start
     microbench: Microbench | None = None  # once after it ran
     is_agent_start: bool = False
+    epoch: EpochShown | None = None  # the highest that this host has seen
 
 
 class Wanted(Message):
@@ -145,6 +153,7 @@ class BeatReply(Message):
     forget: tuple[str, ...] = ()  # attempts whose exit is stored: the folder's spool may go
     run_microbench: bool = False
     rotate: bool = False  # an operator wants new secrets: see RotateRequest
+    epoch: EpochShown | None = None
     recheck: bool = False  # an operator mended something: say anew what the host is
 
 

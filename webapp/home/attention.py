@@ -9,6 +9,7 @@ from django.urls import reverse
 from webapp.core.clock import now
 from webapp.core.units import clock
 from webapp.hosts.contact import Contact, contact_of, silent_seconds
+from webapp.hosts.epoch import RESTORED, is_restored
 from webapp.hosts.models import RUNS_JOBS, Host, HostState
 from webapp.jobs.models import Job, JobState
 from webapp.jobs.reasons import words_for
@@ -31,8 +32,16 @@ class Attention(NamedTuple):
 
 def attention_for(user: User | AnonymousUser) -> list[Attention]:
     """Return what needs a person in the user's teams, failures first."""
-    found = [*_failed_jobs(user), *_silent_hosts(user), *_stuck_jobs(user)]
+    found = [*_backup(), *_failed_jobs(user), *_silent_hosts(user), *_stuck_jobs(user)]
     return found[:MOST]
+
+
+def _backup() -> list[Attention]:
+    if not is_restored():
+        return []
+    where = reverse("docs", args=["postgres"])
+    title = "Restored from a backup: nothing starts"
+    return [Attention("bad", "cross", title, RESTORED, where, "See how to go on")]
 
 
 def _failed_jobs(user: User | AnonymousUser) -> list[Attention]:

@@ -10,7 +10,7 @@ from django.urls import reverse
 from django.utils.html import format_html
 
 from webapp.core.read_only import ReadOnlyAdmin
-from webapp.hosts.models import Device, EnrolmentToken, Host, HostState, Pool
+from webapp.hosts.models import Device, EnrolmentToken, Epoch, Host, HostState, Pool
 from webapp.hosts.services import host_set_state, token_create, token_revoke
 
 SECRETS = ("credential_hash", "command_salt", "redis_secret_hash")
@@ -112,3 +112,10 @@ class EnrolmentTokenAdmin(admin.ModelAdmin[EnrolmentToken]):
         """Make unused tokens worthless."""
         revoked = sum(token_revoke(token=token) for token in queryset)
         messages.success(request, f"{revoked} tokens revoked.")
+
+
+@admin.register(Epoch)
+class EpochAdmin(ReadOnlyAdmin):
+    """How far the site has come."""
+
+    list_display = ["number", "highest_seen"]

@@ -15,6 +15,7 @@ from runners.reasons import Reason
 from webapp.core.clock import now, now_ms
 from webapp.core.rows import RowChange, update_each
 from webapp.hosts.contact import contact_of
+from webapp.hosts.epoch import epoch, epochs_hear, is_authentic, shown
 from webapp.hosts.findings import WANTS_RECHECK
 from webapp.hosts.models import Host, HostState, Pool
 from webapp.hosts.pools import devices_sync, kind_of
@@ -24,7 +25,10 @@ from webapp.jobs.lost import end_unknown_attempts
 from webapp.jobs.models import LIVE_STATES, Attempt, Event, Job, JobState
 from webapp.live.publish import publish_host_checks, publish_host_states
 
-READ = ("team", "pool", "slug", "state", "microbench", "rotation_asked_at", "checks")
+READ = (
+    *("team", "pool", "slug", "state", "microbench", "rotation_asked_at", "checks"),
+    "epoch_seen",
+)
 
 
 class Spoken(NamedTuple):
@@ -49,8 +53,12 @@ def host_beats(spoken: Sequence[Spoken]) -> list[BeatReply]:
     hosts = _stored(spoken)
     end_unknown_attempts({each.host_id: _seen(each.beat) for each in spoken})
     _allocate(hosts)
-    known, wanted = _known(spoken), _wanted(hosts)
-    return [_reply(hosts[each.host_id], each.beat, known, wanted) for each in spoken]
+    epochs_hear([each.beat.epoch for each in spoken if each.beat.epoch])
+    site = epoch()
+    said, is_backup = shown(site.number), site.highest_seen > site.number
+    known, wanted = _known(spoken), {} if is_backup else _wanted(hosts)
+    replies = [_reply(hosts[each.host_id], each.beat, known, wanted) for each in spoken]
+    return [reply.model_copy(update={"epoch": said}) for reply in replies]
 
 
 def _reply(
@@ -119,6 +127,9 @@ def _changes(host: Host, beat: Beat) -> dict[str, Any]:
         changes["facts"] = beat.facts.model_dump(mode="json")
         changes["checks"] = {k: v for k, v in host.checks.items() if k != WANTS_RECHECK}
         changes["kind"] = kind_of(beat.facts)
+    seen = beat.epoch
+    if seen is not None and seen.number > host.epoch_seen and is_authentic(seen):
+        changes["epoch_seen"] = seen.number
     if beat.microbench is not None:
         changes["microbench"] = beat.microbench.model_dump(mode="json")
     is_measured = bool(host.microbench) or beat.microbench is not None

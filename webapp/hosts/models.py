@@ -68,6 +68,7 @@ class Host(TeamOwned):
     clock_offset_ms = models.BigIntegerField(null=True, blank=True)
     enrolled_at = models.DateTimeField(null=True, blank=True)
     last_seen_at = models.DateTimeField(null=True, blank=True)
+    epoch_seen = models.PositiveBigIntegerField(default=0)  # the highest it showed with its proof
     contact = models.CharField(max_length=16, default="unknown")  # as the last sweep announced it
     created_at = models.DateTimeField(auto_now_add=True)
 
@@ -123,3 +124,13 @@ class EnrolmentToken(TeamOwned):
 
     def __str__(self) -> str:
         return f"token for {self.name}"
+
+
+class Epoch(models.Model):
+    """How far this site has come, and the highest that its hosts were told by it; one row."""
+
+    number = models.PositiveBigIntegerField(default=1)
+    highest_seen = models.PositiveBigIntegerField(default=0)  # above the number: a backup's
+
+    def __str__(self) -> str:
+        return f"epoch {self.number}"

@@ -25,6 +25,7 @@ from webapp.core.clock import now, now_ms
 from webapp.core.problems import ConflictProblem, InvalidProblem, UnauthorizedProblem
 from webapp.hosts import redis_users
 from webapp.hosts.contact import BEAT_SECONDS
+from webapp.hosts.epoch import epoch_advance
 from webapp.hosts.findings import checks_update
 from webapp.hosts.models import EnrolmentToken, Host, HostState
 from webapp.hosts.pools import DEFAULT, devices_sync, kind_of, pool_ensure
@@ -93,6 +94,7 @@ def host_enroll(request: EnrollRequest, *, is_same_machine: bool = False) -> Enr
         token.host = host
         token.save(update_fields=["host"])
         _enrolled_event(host)
+        epoch_advance()  # a known host's credential was replaced
     redis_url = _grant_redis(host, is_same_machine=is_same_machine)
     return EnrollReply(
         host_id=host.pk,
@@ -211,6 +213,7 @@ def credential_revoke(*, host: Host, by: str) -> None:
             credential_hash="", command_salt="", redis_secret_hash="", rotation_asked_at=None
         )
         _record(host, "host.revoked", by)
+        epoch_advance()
     redis_users.withdraw(host)
 
 
@@ -247,6 +250,7 @@ def host_rotate(
         host.rotation_asked_at = None
         host.save(update_fields=[*ROTATED])
         _record(host, "host.rotated", f"host:{host.slug}")
+        epoch_advance()
     redis_url = _grant_redis(host, is_same_machine=is_same_machine)
     return RotateReply(
         command_key=command_key(host), redis_url=redis_url, has_redis_user=redis_url is not None

@@ -13,6 +13,7 @@ from django.db.models import Max, Q
 
 from runners.reasons import Reason
 from webapp.core.clock import now
+from webapp.hosts.epoch import is_restored
 from webapp.hosts.models import Device, Host, Pool
 from webapp.jobs.holding import devices_release, devices_take, pool_lock
 from webapp.jobs.models import Attempt, Command, Job, JobState
@@ -34,7 +35,7 @@ def allocate_pool(pool: Pool) -> list[Job]:
     with transaction.atomic():
         pool_lock(pool.pk)
         jobs = waiting_jobs(pool)
-        if not jobs:
+        if not jobs or is_restored():
             return []
         for team in sorted({job.team_id for job in jobs}):
             pool_lock(team)  # its quota counts what it holds in every pool

@@ -8,8 +8,9 @@ from pydantic import SecretStr
 from runners.messages import ClaimReply, ClaimRequest, RunRequest
 from webapp.accounts.secrets import secrets_open
 from webapp.core.clock import now
-from webapp.core.problems import ConflictProblem
+from webapp.core.problems import BusyProblem, ConflictProblem
 from webapp.core.vault import VaultError
+from webapp.hosts.epoch import RESTORED, is_restored
 from webapp.hosts.models import Host
 from webapp.jobs.gangs import all_claimed
 from webapp.jobs.host_preflight import details, give_back, only_port_is_taken
@@ -28,7 +29,10 @@ def attempt_claim(*, attempt_id: str, host: Host, request: ClaimRequest) -> Clai
 
     Raises:
         ConflictProblem: another claim has it, it is not to be run any more, or it was given back.
+        BusyProblem: the database is a restored backup.
     """
+    if is_restored():
+        raise BusyProblem("restored", RESTORED, retry_after_seconds=30)
     if moved := _moved(attempt_id, host, request):
         return ClaimReply(request=_run_request(moved.job, moved), may_start=False)
     if give_back(attempt_id=attempt_id, host=host, request=request):
