@@ -148,6 +148,61 @@ class BenchmarkSpec(RunDocument):
     seed: int = 17
 
 
+class DemoPrompts(JobDocument):
+    """Beginnings of the host's own held-out text; random tokens for a model without tokenizer.
+
+    They are from ``shortest`` to ``input_tokens`` tokens long; without it, all as long.
+    """
+
+    source: Literal["demo"] = "demo"
+    count: PositiveInt = Field(default=32, le=100_000)
+    input_tokens: PositiveInt = Field(default=64, le=1_000_000)
+    shortest: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _shortest_is_not_longest(self) -> Self:
+        if self.shortest is not None and self.shortest > self.input_tokens:
+            msg = (
+                f"shortest is {self.shortest}, but input_tokens, the longest, {self.input_tokens}"
+            )
+            raise ValueError(msg)
+        return self
+
+
+class InlinePrompts(JobDocument):
+    """A short list that travels with the job."""
+
+    source: Literal["inline"] = "inline"
+    texts: tuple[Annotated[str, StringConstraints(min_length=1, max_length=20_000)], ...] = Field(
+        min_length=1, max_length=256
+    )
+
+
+class FilePrompts(JobDocument):
+    """A file below one of the host's model folders: JSON lines with "prompt", or plain lines."""
+
+    source: Literal["file"] = "file"
+    path: Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+
+
+Prompts = Annotated[DemoPrompts | InlinePrompts | FilePrompts, Field(discriminator="source")]
+Batching = Literal["given", "sorted", "turbo"]
+
+
+class GenerateSpec(RunDocument):
+    """Answer a pile of prompts greedily; what is done stays done through kills and stops."""
+
+    kind: Literal["generate"] = "generate"
+    model: ModelRef
+    prompts: Prompts = DemoPrompts()
+    weight_dtype: WeightDtype = "bf16"
+    batch_size: PositiveInt = Field(default=8, le=100_000)  # at most, worked on together
+    output_tokens: PositiveInt = Field(default=64, le=1_000_000)
+    stop_at_end: bool = True  # False: exactly output_tokens each, as a plan has it
+    batching: Batching = "given"
+    seed: int = 17
+
+
 class DrillSpec(RunDocument):
     """Rehearse a job without a model: short steps, some figures, and an ending of one's choice.
 
@@ -168,8 +223,9 @@ class DrillSpec(RunDocument):
 
 
 ModelSpec = Annotated[
-    TrainSpec | QuantizeSpec | BenchmarkSpec, Field(discriminator="kind")
+    TrainSpec | QuantizeSpec | BenchmarkSpec | GenerateSpec, Field(discriminator="kind")
 ]  # what works on a model
 JobSpec = Annotated[
-    TrainSpec | QuantizeSpec | BenchmarkSpec | DrillSpec, Field(discriminator="kind")
+    TrainSpec | QuantizeSpec | BenchmarkSpec | GenerateSpec | DrillSpec,
+    Field(discriminator="kind"),
 ]

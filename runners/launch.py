@@ -15,7 +15,9 @@ from runners.gangs import NoSuchAddressError, gang_env, torchrun_argv
 from runners.jobspec import (
     ArtefactModel,
     DrillSpec,
+    FilePrompts,
     FolderModel,
+    GenerateSpec,
     JobSpec,
     ModelRef,
     TrainSpec,
@@ -28,6 +30,7 @@ JOB_MODULES: Mapping[str, str] = {
     "train": "runners.jobs.train",
     "quantize": "runners.jobs.quantize",
     "benchmark": "runners.jobs.benchmark",
+    "generate": "runners.jobs.generate",
     "drill": "runners.jobs.drill",
 }
 # What a job may see of the agent's environment; credentials are not among it.
@@ -119,7 +122,10 @@ def confine(spec: JobSpec, roots: Sequence[Path], attempts_dir: Path) -> JobSpec
     """
     if isinstance(spec, DrillSpec):
         return spec
-    return spec.model_copy(update={"model": confine_model(spec.model, roots, attempts_dir)})
+    found: dict[str, object] = {"model": confine_model(spec.model, roots, attempts_dir)}
+    if isinstance(spec, GenerateSpec) and isinstance(spec.prompts, FilePrompts):
+        found["prompts"] = FilePrompts(path=str(_path_below(spec.prompts.path, roots)))
+    return spec.model_copy(update=found)
 
 
 def confine_model(model: ModelRef, roots: Sequence[Path], attempts_dir: Path) -> ModelRef:
@@ -152,17 +158,22 @@ def refuse_missing(names: Sequence[str], values: Mapping[str, str]) -> None:
 
 
 def _resolve_below(text: str, roots: Sequence[Path]) -> Path:
+    path = _path_below(text, roots)
+    _require_folder(path)
+    return path
+
+
+def _path_below(text: str, roots: Sequence[Path]) -> Path:
     if "\0" in text or not roots:
-        raise LaunchRefusedError(Reason.PREFLIGHT_FAILED, f"model path {text!r} is not usable")
+        raise LaunchRefusedError(Reason.PREFLIGHT_FAILED, f"path {text!r} is not usable")
     path = (roots[0] / text).resolve()
     if not any(path.is_relative_to(root.resolve()) for root in roots):
         listed = ", ".join(str(root) for root in roots)
         raise LaunchRefusedError(
             Reason.PREFLIGHT_FAILED,
-            f"model path {text!r} is outside of this host's model folders ({listed}); "
-            'move the model there, or add its folder to "model_roots" in config.json',
+            f"path {text!r} is outside of this host's model folders ({listed}); "
+            'move it there, or add its folder to "model_roots" in config.json',
         )
-    _require_folder(path)
     return path
 
 

@@ -99,6 +99,19 @@ def _open_file(folder: Path, handle: int, name: str, roots: Sequence[Path]) -> i
     return file
 
 
+def open_file(path: Path, roots: Sequence[Path]) -> int:
+    """Return a handle of a plain file below a root, opened without following a link.
+
+    Raises:
+        MissingModelError: it lies outside of the roots, is not there, or is no plain file.
+    """
+    handle = _open_target(path, roots)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise MissingModelError(f"{path} is no plain file")
+    return handle
+
+
 def _open_target(link: Path, roots: Sequence[Path]) -> int:
     target = link.resolve()
     handle = _open_below(target.parent, roots)

@@ -14,7 +14,9 @@ from runners.jobspec import (
     BenchmarkSpec,
     DemoModel,
     DrillSpec,
+    FilePrompts,
     FolderModel,
+    GenerateSpec,
     QuantizeSpec,
     RandomModel,
     TrainSpec,
@@ -42,6 +44,7 @@ def resolve(path: str, roots: tuple[Path, ...]) -> str:
         (TrainSpec(), "runners.jobs.train"),
         (QuantizeSpec(model=DemoModel()), "runners.jobs.quantize"),
         (BenchmarkSpec(model=DemoModel()), "runners.jobs.benchmark"),
+        (GenerateSpec(model=DemoModel()), "runners.jobs.generate"),
         (DrillSpec(), "runners.jobs.drill"),
     ],
 )
@@ -92,6 +95,22 @@ def test_a_link_that_leads_out_of_a_root_is_refused(roots):
 
     with pytest.raises(LaunchRefusedError, match="outside"):
         resolve("link/llama", roots)
+
+
+@pytest.mark.parametrize("path", ["../elsewhere/p.txt", "/etc/passwd", "p\0.txt"])
+def test_a_prompts_file_outside_of_every_root_is_refused(roots, path):
+    spec = GenerateSpec(model=DemoModel(), prompts=FilePrompts(path=path))
+
+    with pytest.raises(LaunchRefusedError, match=r"is outside of|is not usable"):
+        confine(spec, roots, roots[0].parent / "attempts")
+
+
+def test_a_prompts_file_below_a_root_is_resolved(roots):
+    spec = GenerateSpec(model=DemoModel(), prompts=FilePrompts(path="p.txt"))
+
+    found = confine(spec, roots, roots[0].parent / "attempts")
+
+    assert found.prompts == FilePrompts(path=str(roots[0] / "p.txt"))
 
 
 def test_a_path_with_a_null_byte_is_refused(roots):

@@ -19,6 +19,7 @@ from runners.jobspec import (
     BenchmarkSpec,
     DemoModel,
     FolderModel,
+    GenerateSpec,
     JobSpec,
     QuantizeSpec,
     RandomModel,
@@ -48,6 +49,7 @@ SPECS = st.one_of(
     st.builds(TrainSpec, model=MODELS, seed=st.integers()),
     st.builds(QuantizeSpec, model=MODELS, seed=st.integers()),
     st.builds(BenchmarkSpec, model=MODELS, seed=st.integers()),
+    st.builds(GenerateSpec, model=MODELS, seed=st.integers()),
 )
 
 
@@ -95,7 +97,7 @@ DOCUMENTS = st.recursive(
 
 
 @given(
-    kind=st.sampled_from(["train", "quantize", "benchmark", "shell"]),
+    kind=st.sampled_from(["train", "quantize", "benchmark", "generate", "shell"]),
     more=st.dictionaries(TEXT, DOCUMENTS, max_size=3),
     model=DOCUMENTS,
 )

@@ -71,6 +71,7 @@ PROCESSOR = ChartSpec("cpu", "Processor", "cores", "cores busy", "cpu_utilizatio
 BY_KIND: dict[str, tuple[ChartSpec, ...]] = {
     "train": (LOSS, TOKENS, MEMORY, PROCESSOR),
     "benchmark": (PREFILL, DECODE, MEMORY, PROCESSOR),
+    "generate": (TOKENS, PREFILL, DECODE, MEMORY, PROCESSOR),
     "quantize": (PREFILL, DECODE, MEMORY, PROCESSOR),
     "drill": (LOSS, MEMORY, PROCESSOR),
 }

@@ -18,13 +18,21 @@ from planner.specs.estimate import EstimateRequest
 from planner.specs.plan import PlanRequest
 from planner.specs.strategy import Strategy
 from planner.specs.workload import GenerateWorkload, Workload
-from runners.jobspec import BenchmarkSpec, ModelSpec, QuantizeSpec, TrainSpec
+from runners.jobspec import (
+    BenchmarkSpec,
+    DemoPrompts,
+    GenerateSpec,
+    ModelSpec,
+    QuantizeSpec,
+    TrainSpec,
+)
 from webapp.hosts.models import Host
 from webapp.jobs.models import Job, JobState, Measurement
 
 log = structlog.get_logger(__name__)
 MAX_JOBS = 50
 ORIGINAL_PREFIX = "original_"
+WHOLE_BATCHES = ("given", "sorted")
 PLANNER_NAMES = {
     "ttft_seconds": "ttft_seconds",
     "tpot_seconds": "tpot_seconds",
@@ -102,10 +110,25 @@ def questions_of(job: Job) -> Iterator[Question]:
         yield Question(_ask(request, request.workload, strategy), "")
     elif isinstance(spec, BenchmarkSpec):
         yield Question(_ask(request, _generation(spec, spec.batch_size), strategy), "")
+    elif isinstance(spec, GenerateSpec):
+        if is_as_planned(spec):
+            yield Question(_ask(request, request.workload, strategy), "")
     else:
         for prefix, dtype in ((ORIGINAL_PREFIX, "bf16"), ("", spec.weight_dtype)):
             stored = Strategy.model_validate({"weight_dtype": dtype})
             yield Question(_ask(request, _generation(spec, 1), stored), prefix)
+
+
+def is_as_planned(spec: GenerateSpec) -> bool:
+    """Return whether each batch is the one that the plan has: a real pile's lengths differ."""
+    prompts = spec.prompts
+    return (
+        isinstance(prompts, DemoPrompts)
+        and prompts.shortest is None
+        and prompts.count % spec.batch_size == 0
+        and not spec.stop_at_end
+        and spec.batching in WHOLE_BATCHES
+    )
 
 
 def _generation(spec: BenchmarkSpec | QuantizeSpec, batch_size: int) -> GenerateWorkload:

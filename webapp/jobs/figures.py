@@ -17,7 +17,13 @@ from webapp.core.units import DAY, Quantity, about, clock
 from webapp.jobs.models import FINAL_STATES, Event, Job, JobState, Measurement
 
 MINUS = "\N{MINUS SIGN}"
-KIND_WORDS = {"train": "Train", "quantize": "Compress", "benchmark": "Benchmark", "drill": "Drill"}
+KIND_WORDS = {
+    "train": "Train",
+    "quantize": "Compress",
+    "benchmark": "Benchmark",
+    "generate": "Generate",
+    "drill": "Drill",
+}
 FIGURES: dict[str, tuple[str, str]] = {  # metric -> label, base unit
     "tokens_per_second": ("Tokens per second", "tokens_per_second"),
     "prefill_tokens_per_second": ("Prefill speed", "tokens_per_second"),

@@ -24,7 +24,13 @@ from webapp.wizard.forms import (
 )
 
 # What says how long a run is, and details that a limit does not turn on.
-UNASKED = {"time_budget_minutes", "million_tokens", "prefix_share_percent"}
+UNASKED = {
+    "time_budget_minutes",
+    "million_tokens",
+    "prefix_share_percent",
+    "prompts_path",
+    "batching",
+}
 PRICES = [("balanced", "The lowest price by the hour"), ("cost", "The lowest price by the token")]
 HOST = "host:"
 HARDWARE_FIELDS = ("devices_per_node", "nodes")

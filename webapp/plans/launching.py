@@ -11,7 +11,6 @@ from django.contrib.auth.models import User
 
 from planner.catalog.models import get_entry
 from planner.catalog.reading import data_text
-from planner.specs.estimate import Estimate
 from planner.specs.plan import PlannedStrategy
 from runners.jobspec import (
     ArtefactModel,
@@ -30,11 +29,12 @@ from webapp.jobs.services import job_create, job_submit
 from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
 from webapp.plans.errors import DraftProblem
+from webapp.plans.generating import generate_spec
 from webapp.plans.models import Plan
-from webapp.plans.planning import current_answer, estimate_generation, plan_keep
+from webapp.plans.planning import current_answer, plan_keep
+from webapp.plans.predicting import prediction_of
 from webapp.plans.questions import Question, question_of
 from webapp.plans.sharing import Spread, check_model, policy_of, spread_of
-from webapp.plans.verdict import figure_values
 from webapp.plans.wishes import NOTHING_MORE, Wish, quota_note
 from webapp.plans.words import model_words, plan_title
 
@@ -42,19 +42,6 @@ Draft = dict[str, Any]
 RUNNABLE_DTYPES = ("fp32", "bf16", "fp16", "int8", "int4")
 COMPUTE_DTYPES = ("fp32", "bf16", "fp16")
 COMPRESSED_DTYPES = {"int8_weight_only": "int8", "int4_weight_only": "int4"}
-BENCHMARK_METRICS = {  # what a job measures -> the planner's name of it
-    "ttft_seconds": "prefill_seconds",
-    "prefill_tokens_per_second": "prefill_tokens_per_second",
-    "tpot_seconds": "tpot_seconds",
-    "decode_tokens_per_second": "decode_tokens_per_second",
-    "peak_memory_bytes": "peak_memory_bytes",
-}
-TRAIN_METRICS = {
-    "tokens_per_second": "tokens_per_second",
-    "step_seconds": "step_seconds",
-    "peak_memory_bytes": "peak_memory_bytes",
-}
-UNITS = {"_bytes": "bytes", "_per_second": "tokens_per_second", "_seconds": "seconds"}
 TRAINING_SHARE = 3  # a run may take this much longer than its budget for what surrounds it
 GRACE_SECONDS = 900.0
 
@@ -152,7 +139,7 @@ def launch_of(plan: Plan) -> Launch:
         spec=spec,
         model_name=_model_name(plan.draft, question.team_model),
         best=best,
-        prediction=_prediction(spec, best, question),
+        prediction=prediction_of(spec, best, question),
         max_duration_seconds=_max_duration(spec),
         spread=spread,
         pool=question.pool,
@@ -198,6 +185,8 @@ EXPLANATIONS = {
     "and leaves it as a model of your team.",
     "quantize": "The host compresses the weights, saves them, loads them again, and measures "
     "size, speed, memory and perplexity before and after.",
+    "generate": "The host loads the model as planned, answers every prompt, and leaves the "
+    "answers as a file. What is answered stays so, whatever stops the job.",
     "benchmark": "The host loads the model as planned and measures prefill, decode and peak "
     "memory. It ends with the measurements: an endpoint that stays up comes in a later release.",
 }
@@ -251,8 +240,10 @@ def _spec(draft: Draft, model: ModelRef, best: PlannedStrategy) -> ModelSpec:
         )
     if goal == "compress":
         return _quantize_spec(draft, model)
-    if goal in {"serve", "generate"}:
+    if goal == "serve":
         return _benchmark_spec(draft, model, best)
+    if goal == "generate":
+        return generate_spec(draft, model, _runnable_dtype(best))
     return _train_spec(draft, model, best)
 
 
@@ -280,8 +271,19 @@ def _quantize_spec(draft: Draft, model: ModelRef) -> QuantizeSpec:
 
 
 def _benchmark_spec(draft: Draft, model: ModelRef, best: PlannedStrategy) -> BenchmarkSpec:
-    goal = draft["goal"]["goal"]
-    values = draft["workload"][goal]
+    values = draft["workload"]["serve"]
+    return BenchmarkSpec.model_validate(
+        {
+            "model": model,
+            "weight_dtype": _runnable_dtype(best),
+            "batch_size": values["concurrency"],
+            "prompt_tokens": values["input_tokens"],
+            "output_tokens": values["output_tokens"],
+        }
+    )
+
+
+def _runnable_dtype(best: PlannedStrategy) -> str:
     dtype = best.strategy.weight_dtype or "bf16"
     if dtype not in RUNNABLE_DTYPES:
         raise DraftProblem(
@@ -289,15 +291,7 @@ def _benchmark_spec(draft: Draft, model: ModelRef, best: PlannedStrategy) -> Ben
             f"{', '.join(RUNNABLE_DTYPES)} under hardware.",
             "weight_dtype",
         )
-    return BenchmarkSpec.model_validate(
-        {
-            "model": model,
-            "weight_dtype": dtype,
-            "batch_size": values["concurrency" if goal == "serve" else "batch_size"],
-            "prompt_tokens": values["input_tokens"],
-            "output_tokens": values["output_tokens"],
-        }
-    )
+    return dtype
 
 
 def _train_spec(draft: Draft, model: ModelRef, best: PlannedStrategy) -> TrainSpec:
@@ -345,51 +339,3 @@ def _max_duration(spec: ModelSpec) -> float | None:
     if isinstance(spec, TrainSpec) and spec.time_budget_seconds:
         return spec.time_budget_seconds * TRAINING_SHARE + GRACE_SECONDS
     return None
-
-
-# What it is expected to measure
-
-
-def _prediction(
-    spec: ModelSpec, best: PlannedStrategy, question: Question
-) -> dict[str, dict[str, Any]]:
-    """Return the figures that the job will measure, as the planner expects them."""
-    if isinstance(spec, TrainSpec):
-        return _figures(best, TRAIN_METRICS, 1)
-    if isinstance(spec, BenchmarkSpec):
-        return _figures(best, BENCHMARK_METRICS, spec.batch_size)
-    found: dict[str, dict[str, Any]] = {}
-    for prefix, dtype in (("original_", "bf16"), ("", spec.weight_dtype)):
-        tokens = (spec.prompt_tokens, spec.output_tokens)
-        estimate = estimate_generation(question.request, dtype, *tokens)
-        if estimate is not None:
-            figures = _figures(estimate, BENCHMARK_METRICS, 1)
-            found |= {f"{prefix}{name}": figure for name, figure in figures.items()}
-    return found
-
-
-def _figures(estimate: Estimate, metrics: dict[str, str], batch: int) -> dict[str, dict[str, Any]]:
-    """Return value, low, high and unit of each metric that the estimate has."""
-    found = {}
-    for metric, name in metrics.items():
-        figure = _decode_rate(estimate, batch) if name.startswith("decode_") else None
-        figure = figure or figure_values(estimate, name)
-        if figure is not None:
-            value, low, high = figure
-            found[metric] = {"value": value, "low": low, "high": high, "unit": _unit(metric)}
-    return found
-
-
-def _decode_rate(
-    estimate: Estimate, batch: int
-) -> tuple[float, float | None, float | None] | None:
-    """Return the tokens per second of a batch that is only decoding."""
-    each = estimate.performance.tpot_seconds
-    if not each:
-        return None
-    low, high = estimate.interval.get("tpot_seconds", (None, None))
-    return batch / each, batch / high if high else None, batch / low if low else None
-
-
-def _unit(metric: str) -> str:
-    return next((unit for ending, unit in UNITS.items() if metric.endswith(ending)), "")

@@ -34,6 +34,7 @@ SLO_SECONDS = {"chat": (1.0, 0.05), "code": (0.5, 0.03)}  # first token, each fu
 GROUPED_BITS = 4
 BITS = {"int8_weight_only": 8, "sparsegpt": 16}
 # Hardware that is only thought of is planned with the engine that people run there.
+GENERATE_FIELDS = ("batch_size", "input_tokens", "output_tokens")  # what the planner asks
 CATALOG_ENGINES = {"serve": "vllm", "generate": "vllm"}
 ALTERNATIVES = 6
 GIB = 2**30
@@ -165,7 +166,7 @@ def _workload(goal: str, draft: Draft) -> Workload:
     if goal == "serve":
         return _serve(values, draft["goal"]["slo"])
     if goal == "generate":
-        return GenerateWorkload(**values)
+        return GenerateWorkload(**{name: values[name] for name in GENERATE_FIELDS})
     if goal == "compress":
         return _compress(values)
     return _train(goal, values)

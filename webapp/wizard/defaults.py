@@ -19,7 +19,13 @@ WORKLOADS: dict[str, dict[str, Any]] = {
         "concurrency": 16,
         "prefix_share_percent": 0,
     },
-    "generate": {"batch_size": 32, "input_tokens": 1024, "output_tokens": 256},
+    "generate": {
+        "batch_size": 32,
+        "input_tokens": 1024,
+        "output_tokens": 256,
+        "prompts_path": "",
+        "batching": "given",
+    },
     "finetune": {
         "method": "lora",
         "sequence_length": 2048,

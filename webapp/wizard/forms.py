@@ -60,6 +60,11 @@ COMPRESSIONS = [
     ("awq", "AWQ, 4 bit"),
     ("sparsegpt", "SparseGPT, half of the weights"),
 ]
+BATCHINGS = [
+    ("given", "In the order of the prompts"),
+    ("sorted", "Sorted by length"),
+    ("turbo", "By length, cut where it costs least"),
+]
 SOURCES = ("demo", "catalog", "team", "config", "folder")
 DTYPES = ["fp32", "bf16", "fp16", "fp8", "int8", "int4", "nf4"]
 
@@ -184,6 +189,21 @@ class GenerateForm(StepForm):
     batch_size = WholeNumber("Batch size", 1, 100_000, "Sequences worked on together")
     input_tokens = WholeNumber("Prompt length", 1, 1_000_000, "Tokens")
     output_tokens = WholeNumber("Answer length", 1, 1_000_000, "Tokens")
+    prompts_path = forms.CharField(
+        label="Prompts file on the host",
+        required=False,
+        max_length=1000,
+        help_text="A prompt a line, or JSON lines with “prompt”, below the host's model folder; "
+        "empty takes one batch of the host's own text.",
+    )
+    batching = forms.ChoiceField(label="Batches", choices=BATCHINGS, required=False)
+
+    def clean_prompts_path(self) -> str:
+        """Refuse a path that climbs."""
+        path = str(self.cleaned_data.get("prompts_path") or "").strip()
+        if ".." in path.split("/") or "\x00" in path:
+            raise forms.ValidationError("A file's path may not climb with “..”.")
+        return path
 
 
 class PretrainForm(StepForm):

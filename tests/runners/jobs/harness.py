@@ -77,10 +77,12 @@ class Host:
         (path / "attempts").mkdir(parents=True)
         (path / "models").mkdir()
 
-    def attempt(self, name: str, spec: JobSpec) -> Path:
+    def attempt(self, name: str, spec: JobSpec, job_id: str = "") -> Path:
         folder = self.path / "attempts" / name
         folder.mkdir(exist_ok=True)
-        request = RunRequest(attempt_id=name, job_id="j1", number=1, fence="f", spec=spec)
+        request = RunRequest(
+            attempt_id=name, job_id=job_id or name, number=1, fence="f", spec=spec
+        )
         (folder / "spec.json").write_text(request.model_dump_json())
         return folder
 

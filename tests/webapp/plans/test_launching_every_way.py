@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from planner.specs.strategy import OffloadSpec
-from runners.jobspec import BenchmarkSpec, QuantizeSpec, TrainSpec
+from runners.jobspec import BenchmarkSpec, GenerateSpec, QuantizeSpec, TrainSpec
 from tests.webapp.conftest import client_of
 from tests.webapp.plans.conftest import with_model
 from webapp.hosts.models import Host
@@ -30,7 +30,7 @@ SOURCES = {
 }
 RUNS = {  # goal -> where its model may come from, which program runs
     "serve": (set(SOURCES), BenchmarkSpec),
-    "generate": (set(SOURCES), BenchmarkSpec),
+    "generate": (set(SOURCES), GenerateSpec),
     "finetune": ({"folder", "team"}, TrainSpec),
     "pretrain": ({"demo"}, TrainSpec),
     "compress": ({"folder", "team"}, QuantizeSpec),

@@ -1,0 +1,1 @@
+"""Answer a pile of prompts: ``python -m runners.jobs.generate ATTEMPT_DIR``."""

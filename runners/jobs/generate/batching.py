@@ -1,0 +1,89 @@
+"""Which prompts are worked on together: pure planning over lengths in tokens.
+
+A batch is a list of positions in the pile. In a padded batch every prompt costs as much as the
+longest one, so ``cost = fixed + per_token * count * longest``.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from runners.jobspec import Batching
+
+Batch = list[int]
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """What a padded batch costs on this host, in seconds."""
+
+    fixed_seconds: float
+    seconds_per_token: float
+
+    def of(self, count: int, longest: int) -> float:
+        """Return the seconds of ``count`` prompts that are padded to ``longest`` tokens."""
+        return self.fixed_seconds + self.seconds_per_token * count * longest
+
+
+def given_batches(lengths: Sequence[int], batch_size: int, _cost: CostModel) -> list[Batch]:
+    """Return full batches in the order of the pile."""
+    return _cut(range(len(lengths)), batch_size)
+
+
+def sorted_batches(lengths: Sequence[int], batch_size: int, _cost: CostModel) -> list[Batch]:
+    """Return full batches of prompts of similar length."""
+    return _cut(_by_length(lengths), batch_size)
+
+
+def turbo_batches(lengths: Sequence[int], batch_size: int, cost: CostModel) -> list[Batch]:
+    """Return the cheapest batches of neighbours in length, by dynamic programming.
+
+    Source: Fang et al. 2021 (TurboTransformers), arXiv:2010.05680, algorithm 3.
+    """
+    order = _by_length(lengths)
+    best = [0.0]  # seconds of the shortest prompts up to here
+    begins = [0]  # where the last of their batches begins
+    for end in range(1, len(order) + 1):
+        longest = lengths[order[end - 1]]
+        options = [
+            (best[begin] + cost.of(end - begin, longest), begin)
+            for begin in range(max(0, end - batch_size), end)
+        ]
+        seconds, begin = min(options)
+        best.append(seconds)
+        begins.append(begin)
+    return _traced(order, begins)
+
+
+POLICIES: Mapping[Batching, Callable[[Sequence[int], int, CostModel], list[Batch]]] = {
+    "given": given_batches,
+    "sorted": sorted_batches,
+    "turbo": turbo_batches,
+}
+
+
+def planned_seconds(batches: Sequence[Batch], lengths: Sequence[int], cost: CostModel) -> float:
+    """Return what the batches cost one after the other."""
+    return sum(cost.of(len(each), max(lengths[at] for at in each)) for each in batches)
+
+
+def padding_ratio(batches: Sequence[Batch], lengths: Sequence[int]) -> float:
+    """Return the share of the padded prompts that is no text."""
+    padded = sum(len(each) * max(lengths[at] for at in each) for each in batches)
+    return 1.0 - sum(lengths[at] for each in batches for at in each) / padded if padded else 0.0
+
+
+def _by_length(lengths: Sequence[int]) -> list[int]:
+    return sorted(range(len(lengths)), key=lambda at: (lengths[at], at))
+
+
+def _cut(order: Sequence[int], batch_size: int) -> list[Batch]:
+    return [list(order[at : at + batch_size]) for at in range(0, len(order), batch_size)]
+
+
+def _traced(order: Sequence[int], begins: Sequence[int]) -> list[Batch]:
+    batches: list[Batch] = []
+    end = len(order)
+    while end:
+        batches.append(list(order[begins[end] : end]))
+        end = begins[end]
+    return batches[::-1]

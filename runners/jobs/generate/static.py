@@ -1,0 +1,131 @@
+"""One padded batch from its prompts to its answers, greedily, each part timed by itself."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from transformers import Cache, DynamicCache, PreTrainedModel
+
+from runners.jobs.memory import cache_bytes
+
+FinishReason = Literal["stop", "length"]
+Ids = Sequence[int]
+
+
+class StopRequestedError(Exception):
+    """The job was told to stop between two tokens."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When an answer ends, and how the run is told that it must end."""
+
+    output_tokens: int
+    end_ids: frozenset[int] = frozenset()  # empty: always output_tokens
+    should_stop: Callable[[], bool] = lambda: False
+
+
+@dataclass
+class Answer:
+    """The tokens that followed one prompt."""
+
+    ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason = "length"
+
+    def take(self, token: int, limits: Limits) -> bool:
+        """Take the next token and return whether the answer is complete."""
+        if token in limits.end_ids:
+            self.finish_reason = "stop"
+            return True
+        self.ids.append(token)
+        return len(self.ids) >= limits.output_tokens
+
+
+@dataclass(frozen=True)
+class BatchRun:
+    """The answers of one batch in its order, and how long its parts took."""
+
+    answers: list[Answer]
+    prefill_seconds: float
+    decode_seconds: float
+    num_steps: int  # decode steps after the prefill
+    kv_cache_bytes: int
+
+
+@torch.inference_mode()
+def run_batch(model: PreTrainedModel, prompts: Sequence[Ids], limits: Limits) -> BatchRun:
+    """Answer the prompts together, padded to the longest on the left.
+
+    Raises:
+        StopRequestedError: the job is to stop; nothing of this batch is kept.
+    """
+    device = next(model.parameters()).device
+    padded = Padded.of(prompts, device)
+    cache = DynamicCache(config=model.config)
+    began = now(device)
+    tokens = padded.step(model, padded.ids, cache)
+    prefilled = now(device)
+    answers = [Answer() for _ in prompts]
+    open_rows = _take(answers, list(range(len(answers))), tokens, limits)
+    steps = 0
+    while open_rows:
+        if limits.should_stop():
+            raise StopRequestedError
+        tokens = padded.step(model, tokens[:, None], cache)
+        open_rows = _take(answers, open_rows, tokens, limits)
+        steps += 1
+    ended = now(device)
+    return BatchRun(answers, prefilled - began, ended - prefilled, steps, cache_bytes(cache))
+
+
+@dataclass
+class Padded:
+    """A batch padded on the left, with the positions and the mask of what is text."""
+
+    ids: torch.Tensor
+    mask: torch.Tensor | None  # None: nothing is padded
+    positions: torch.Tensor  # of the tokens that go in next
+
+    @classmethod
+    def of(cls, prompts: Sequence[Ids], device: torch.device) -> "Padded":
+        """Return the prompts as one tensor."""
+        longest = max(map(len, prompts))
+        rows = [[0] * (longest - len(each)) + list(each) for each in prompts]
+        shown = [[0] * (longest - len(each)) + [1] * len(each) for each in prompts]
+        mask = torch.tensor(shown, device=device)
+        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+        is_even = all(len(each) == longest for each in prompts)
+        return cls(torch.tensor(rows, device=device), None if is_even else mask, positions)
+
+    def step(self, model: PreTrainedModel, ids: torch.Tensor, cache: Cache) -> torch.Tensor:
+        """Put tokens [rows, new] through the model and return the next one of each row."""
+        output = model(
+            input_ids=ids,
+            attention_mask=self.mask,
+            position_ids=self.positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        self.positions = self.positions[:, -1:] + 1
+        if self.mask is not None:
+            self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], dim=1)
+        tokens: torch.Tensor = output.logits[:, -1].argmax(dim=-1)
+        return tokens
+
+
+def now(device: torch.device) -> float:
+    """Return the time once the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _take(
+    answers: Sequence[Answer], rows: Sequence[int], tokens: torch.Tensor, limits: Limits
+) -> list[int]:
+    """Give each open row its token and return the rows that are still open."""
+    found = tokens.tolist()
+    return [row for row in rows if not answers[row].take(found[row], limits)]

@@ -1,0 +1,93 @@
+"""The batch-generate goal as a job: prompts, batches, what is predicted and what calibrates."""
+
+import pytest
+
+from runners.jobspec import DemoPrompts, FilePrompts, GenerateSpec, RandomModel
+from tests.webapp.plans.conftest import with_model
+from webapp.jobs.calibrate import is_as_planned
+from webapp.plans.errors import DraftProblem
+from webapp.plans.launching import launch_note, launch_of
+from webapp.wizard.forms import GenerateForm
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def pile_plan(demo_plan, trained):
+    plan = with_model(demo_plan, trained, "generate")
+    values = {"batch_size": 4, "input_tokens": 32, "output_tokens": 16}
+    plan.draft["workload"]["generate"] |= values
+    return plan
+
+
+def test_without_a_file_one_batch_is_generated_as_it_was_planned(pile_plan):
+    spec = launch_of(pile_plan).spec
+
+    assert spec.prompts == DemoPrompts(count=4, input_tokens=32)
+    assert (spec.batch_size, spec.output_tokens, spec.stop_at_end) == (4, 16, False)
+    assert is_as_planned(spec)
+
+
+def test_a_prompts_file_and_a_policy_reach_the_job(pile_plan):
+    pile_plan.draft["workload"]["generate"] |= {"prompts_path": "p.jsonl", "batching": "turbo"}
+
+    spec = launch_of(pile_plan).spec
+
+    assert spec.prompts == FilePrompts(path="p.jsonl")
+    assert (spec.batching, spec.stop_at_end) == ("turbo", True)
+    assert not is_as_planned(spec)
+
+
+def test_a_draft_from_before_there_were_files_still_launches(pile_plan):
+    for name in ("prompts_path", "batching"):
+        del pile_plan.draft["workload"]["generate"][name]
+
+    assert launch_of(pile_plan).spec.batching == "given"
+
+
+def test_a_generation_is_predicted_by_what_it_will_measure(pile_plan):
+    prediction = launch_of(pile_plan).prediction
+
+    wanted = {"tokens_per_second", "ttft_seconds", "tpot_seconds", "peak_memory_bytes"}
+    assert wanted <= set(prediction)
+
+
+def test_a_file_for_a_model_without_weights_is_refused_with_the_way_out(pile_plan):
+    pile_plan.draft["model"] |= {"source": "demo"}
+    pile_plan.draft["workload"]["generate"]["prompts_path"] = "p.txt"
+
+    with pytest.raises(DraftProblem, match="A prompts file needs trained weights") as caught:
+        launch_of(pile_plan)
+    assert caught.value.field == "prompts_path"
+
+
+def test_the_review_says_that_answers_are_left_as_a_file(pile_plan):
+    assert "leaves the answers as a file" in launch_note(pile_plan)["text"]
+
+
+@pytest.mark.parametrize("path", ["../p.txt", "a/../../p.txt", "p\x00.txt"])
+def test_a_path_that_climbs_is_refused_beside_its_field(path):
+    values = {"batch_size": 1, "input_tokens": 1, "output_tokens": 1, "prompts_path": path}
+
+    assert "prompts_path" in GenerateForm(values).errors
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prompts": DemoPrompts(count=4, shortest=2)},
+        {"prompts": DemoPrompts(count=5)},
+        {"stop_at_end": True},
+        {"batching": "turbo"},
+    ],
+)
+def test_a_pile_that_is_not_the_plans_calibrates_nothing(changes):
+    spec = GenerateSpec(
+        model=RandomModel(config={}),
+        prompts=DemoPrompts(count=4),
+        batch_size=4,
+        stop_at_end=False,
+    )
+
+    assert is_as_planned(spec)
+    assert not is_as_planned(spec.model_copy(update=changes))

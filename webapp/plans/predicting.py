@@ -1,0 +1,72 @@
+"""What a job is expected to measure: the planner's figures under the names of its result."""
+
+from typing import Any
+
+from planner.specs.estimate import Estimate
+from planner.specs.plan import PlannedStrategy
+from runners.jobspec import BenchmarkSpec, GenerateSpec, ModelSpec, TrainSpec
+from webapp.plans.planning import estimate_generation
+from webapp.plans.questions import Question
+from webapp.plans.verdict import figure_values
+
+BENCHMARK_METRICS = {  # what a job measures -> the planner's name of it
+    "ttft_seconds": "prefill_seconds",
+    "prefill_tokens_per_second": "prefill_tokens_per_second",
+    "tpot_seconds": "tpot_seconds",
+    "decode_tokens_per_second": "decode_tokens_per_second",
+    "peak_memory_bytes": "peak_memory_bytes",
+}
+GENERATE_METRICS = {**BENCHMARK_METRICS, "tokens_per_second": "tokens_per_second"}
+TRAIN_METRICS = {
+    "tokens_per_second": "tokens_per_second",
+    "step_seconds": "step_seconds",
+    "peak_memory_bytes": "peak_memory_bytes",
+}
+UNITS = {"_bytes": "bytes", "_per_second": "tokens_per_second", "_seconds": "seconds"}
+
+
+def prediction_of(
+    spec: ModelSpec, best: PlannedStrategy, question: Question
+) -> dict[str, dict[str, Any]]:
+    """Return the figures that the job will measure, as the planner expects them."""
+    if isinstance(spec, TrainSpec):
+        return _figures(best, TRAIN_METRICS, 1)
+    if isinstance(spec, GenerateSpec):
+        return _figures(best, GENERATE_METRICS, spec.batch_size)
+    if isinstance(spec, BenchmarkSpec):
+        return _figures(best, BENCHMARK_METRICS, spec.batch_size)
+    found: dict[str, dict[str, Any]] = {}
+    for prefix, dtype in (("original_", "bf16"), ("", spec.weight_dtype)):
+        tokens = (spec.prompt_tokens, spec.output_tokens)
+        estimate = estimate_generation(question.request, dtype, *tokens)
+        if estimate is not None:
+            figures = _figures(estimate, BENCHMARK_METRICS, 1)
+            found |= {f"{prefix}{name}": figure for name, figure in figures.items()}
+    return found
+
+
+def _figures(estimate: Estimate, metrics: dict[str, str], batch: int) -> dict[str, dict[str, Any]]:
+    """Return value, low, high and unit of each metric that the estimate has."""
+    found = {}
+    for metric, name in metrics.items():
+        figure = _decode_rate(estimate, batch) if name.startswith("decode_") else None
+        figure = figure or figure_values(estimate, name)
+        if figure is not None:
+            value, low, high = figure
+            found[metric] = {"value": value, "low": low, "high": high, "unit": _unit(metric)}
+    return found
+
+
+def _decode_rate(
+    estimate: Estimate, batch: int
+) -> tuple[float, float | None, float | None] | None:
+    """Return the tokens per second of a batch that is only decoding."""
+    each = estimate.performance.tpot_seconds
+    if not each:
+        return None
+    low, high = estimate.interval.get("tpot_seconds", (None, None))
+    return batch / each, batch / high if high else None, batch / low if low else None
+
+
+def _unit(metric: str) -> str:
+    return next((unit for ending, unit in UNITS.items() if metric.endswith(ending)), "")
