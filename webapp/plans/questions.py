@@ -16,7 +16,6 @@ from planner.specs.workload import (
     TrainWorkload,
     Workload,
 )
-from webapp.accounts.models import Team
 from webapp.core.problems import Problem
 from webapp.hosts.device import cluster_for_host
 from webapp.hosts.models import RUNS_JOBS, Host, Pool
@@ -73,14 +72,14 @@ def question_of(plan: Plan) -> Question:
     try:
         request = PlanRequest(
             model=_model(draft["model"], team_model),
-            cluster=_cluster(draft, host, shared[1] if shared else [], plan.team),
+            cluster=_cluster(plan, host, shared[1] if shared else []),
             workload=_workload(goal, draft),
             engine=None if host and host.kind in RUNS_JOBS else CATALOG_ENGINES.get(goal),
             objective=draft["goal"]["objective"],
             constraints=_constraints(draft["hardware"]),
             pins=_pins(draft, is_pool=shared is not None),
             top=ALTERNATIVES,
-            host_calibration=_calibration(host, plan.team),
+            host_calibration=_calibration(host, plan),
         )
     except ValidationError as error:
         first = error.errors()[0]
@@ -138,11 +137,12 @@ def _model(chosen: dict[str, Any], team_model: TeamModel | None) -> str | dict[s
     return dict(chosen["config" if chosen["source"] == "config" else "folder_config"])
 
 
-def _cluster(draft: Draft, host: Host | None, together: list[Host], team: Team) -> ClusterSpec:
+def _cluster(plan: Plan, host: Host | None, together: list[Host]) -> ClusterSpec:
+    draft = plan.draft
     if host is not None:
         try:
             if together:
-                return cluster_for_pool(together, draft["goal"]["goal"], team)
+                return cluster_for_pool(together, draft["goal"]["goal"], plan.team)
             return cluster_for_host(host)
         except Problem as problem:
             is_passing = problem.code in {"host_unknown", "not_measured"}
@@ -213,11 +213,11 @@ def _pins(draft: Draft, *, is_pool: bool) -> Strategy:
     return Strategy(**pins)
 
 
-def _calibration(host: Host | None, team: Team) -> HostCalibration | None:
+def _calibration(host: Host | None, plan: Plan) -> HostCalibration | None:
     """Return the host's factors; those of another team's do not say whose they are."""
     if host is None or not host.calibration:
         return None
     found = HostCalibration.model_validate(host.calibration)
-    if host.team_id == team.pk:
+    if host.team_id == plan.team_id:
         return found
     return found.model_copy(update={"host": f"pool-{host.pool.slug}"})
