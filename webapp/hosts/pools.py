@@ -16,6 +16,11 @@ def pool_ensure(*, team: Team, slug: str = DEFAULT) -> Pool:
     return Pool.objects.get_or_create(team=team, slug=slug, defaults={"name": slug})[0]
 
 
+def teams_of(pool: Pool) -> set[str]:
+    """Return the teams whose jobs a pool takes: its own, and whom it is shared with."""
+    return {pool.team_id, *pool.shared_with.values_list("pk", flat=True)}
+
+
 def devices_sync(host: Host, facts: HostFacts) -> None:
     """Make a host's devices what it says of itself; one that is gone stays, as not present.
 

@@ -5,6 +5,7 @@ from datetime import timedelta
 
 from runners.timing import scaled
 from webapp.core.clock import now
+from webapp.hosts.pools import teams_of
 from webapp.jobs.models import Event, Job, JobState
 from webapp.queue.quotas import devices_sentence, held_devices, hours_sentence, quota_of
 
@@ -16,6 +17,8 @@ class Rules:
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._failed = {event.subject: event for event in failed_preflights(jobs)}
+        guests = {job.pool_id: job.pool for job in jobs if job.team_id != job.pool.team_id}
+        self._guests = {pk: teams_of(pool) for pk, pool in guests.items()}
         teams = {job.team_id: job.team for job in jobs}
         self._quotas = {pk: quota_of(team) for pk, team in teams.items()}
         self._held = {
@@ -27,7 +30,8 @@ class Rules:
 
     def __call__(self, job: Job) -> str:
         """Return why the job may not be tried now, or nothing."""
-        return self._resting(job) or self._hours[job.team_id] or self._devices(job)
+        of_team = self._outside(job) or self._hours[job.team_id]
+        return of_team or self._resting(job) or self._devices(job)
 
     def shares(self) -> dict[str, float]:
         """Return what each team's use is measured against."""
@@ -41,6 +45,15 @@ class Rules:
             return False
         self._held[job.team_id] = held + devices
         return True
+
+    def _outside(self, job: Job) -> str:
+        """Return what a job waits for whose pool is not shared with its team any more."""
+        if job.team_id in self._guests.get(job.pool_id, {job.team_id}):
+            return ""
+        return (
+            "Its pool belongs to another team and is not shared with yours any more: stop the "
+            "job, or ask an admin to share the pool again."
+        )
 
     def _devices(self, job: Job) -> str:
         return devices_sentence(job, self._quotas[job.team_id], self._held.get(job.team_id, 0))
