@@ -186,7 +186,26 @@ class FilePrompts(JobDocument):
 
 
 Prompts = Annotated[DemoPrompts | InlinePrompts | FilePrompts, Field(discriminator="source")]
-Batching = Literal["given", "sorted", "turbo"]
+Batching = Literal["given", "sorted", "turbo", "packed", "continuous"]
+KvCache = Literal["plain", "fp8", "int4", "int2"]
+
+
+class PromptLookup(JobDocument):
+    """Guess the next tokens from where the last ones stood before in the same text."""
+
+    method: Literal["lookup"] = "lookup"
+    tokens: PositiveInt = Field(default=5, le=64)
+
+
+class DraftGuess(JobDocument):
+    """Let a smaller model with the same tokenizer guess the next tokens."""
+
+    method: Literal["draft"] = "draft"
+    model: Annotated[FolderModel | ArtefactModel, Field(discriminator="source")]
+    tokens: PositiveInt = Field(default=4, le=64)
+
+
+Speculation = Annotated[PromptLookup | DraftGuess, Field(discriminator="method")]
 
 
 class GenerateSpec(RunDocument):
@@ -200,7 +219,16 @@ class GenerateSpec(RunDocument):
     output_tokens: PositiveInt = Field(default=64, le=1_000_000)
     stop_at_end: bool = True  # False: exactly output_tokens each, as a plan has it
     batching: Batching = "given"
+    kv_cache: KvCache = "plain"
+    speculation: Speculation | None = None  # then one prompt at a time
     seed: int = 17
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if self.kv_cache != "plain" and (self.speculation or self.batching == "continuous"):
+            msg = f"kv_cache {self.kv_cache} runs in padded or packed batches; choose plain"
+            raise ValueError(msg)
+        return self
 
 
 class DrillSpec(RunDocument):

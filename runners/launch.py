@@ -14,6 +14,7 @@ from runners import supervisor
 from runners.gangs import NoSuchAddressError, gang_env, torchrun_argv
 from runners.jobspec import (
     ArtefactModel,
+    DraftGuess,
     DrillSpec,
     FilePrompts,
     FolderModel,
@@ -125,6 +126,9 @@ def confine(spec: JobSpec, roots: Sequence[Path], attempts_dir: Path) -> JobSpec
     found: dict[str, object] = {"model": confine_model(spec.model, roots, attempts_dir)}
     if isinstance(spec, GenerateSpec) and isinstance(spec.prompts, FilePrompts):
         found["prompts"] = FilePrompts(path=str(_path_below(spec.prompts.path, roots)))
+    if isinstance(spec, GenerateSpec) and isinstance(spec.speculation, DraftGuess):
+        draft = confine_model(spec.speculation.model, roots, attempts_dir)
+        found["speculation"] = spec.speculation.model_copy(update={"model": draft})
     return spec.model_copy(update=found)
 
 

@@ -128,6 +128,8 @@ def is_as_planned(spec: GenerateSpec) -> bool:
         and prompts.count % spec.batch_size == 0
         and not spec.stop_at_end
         and spec.batching in WHOLE_BATCHES
+        and spec.kv_cache == "plain"
+        and spec.speculation is None
     )
 
 

@@ -37,9 +37,11 @@ FIGURES: dict[str, tuple[str, str]] = {  # metric -> label, base unit
     "peak_memory_bytes": ("Peak memory", "bytes"),
     "parameter_bytes": ("Weights in memory", "bytes"),
     "disk_bytes": ("Size on disk", "bytes"),
+    "acceptance_ratio": ("Guesses that were right", ""),
     "perplexity": ("Perplexity", ""),
     "final_loss": ("Final loss", "nats per token"),
 }
+UNPREDICTED = {"acceptance_ratio", "perplexity", "final_loss", "disk_bytes"}
 # The figure that stands for a job in the list, best first.
 MAIN_METRICS = (
     "tokens_per_second",
@@ -190,7 +192,7 @@ def compared(
     notes: Mapping[str, str] = job.result.get("notes", {})
     rows = []
     for metric in FIGURES:
-        if metric not in said and metric not in {"perplexity", "final_loss", "disk_bytes"}:
+        if metric not in said and metric not in UNPREDICTED:
             continue
         found = figure_of(metric, measured.get(metric), said.get(metric))
         if found is not None:

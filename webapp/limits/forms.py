@@ -30,6 +30,8 @@ UNASKED = {
     "prefix_share_percent",
     "prompts_path",
     "batching",
+    "kv_cache",
+    "guessing",
 }
 PRICES = [("balanced", "The lowest price by the hour"), ("cost", "The lowest price by the token")]
 HOST = "host:"

@@ -2,7 +2,15 @@
 
 from typing import Any
 
-from runners.jobspec import DemoPrompts, FilePrompts, GenerateSpec, ModelRef, Prompts, RandomModel
+from runners.jobspec import (
+    DemoPrompts,
+    FilePrompts,
+    GenerateSpec,
+    ModelRef,
+    PromptLookup,
+    Prompts,
+    RandomModel,
+)
 from webapp.plans.errors import DraftProblem
 
 Draft = dict[str, Any]
@@ -31,6 +39,8 @@ def generate_spec(draft: Draft, model: ModelRef, weight_dtype: str) -> GenerateS
             "output_tokens": values["output_tokens"],
             "stop_at_end": bool(path),
             "batching": values.get("batching") or "given",
+            "kv_cache": values.get("kv_cache") or "plain",
+            "speculation": PromptLookup() if values.get("guessing") == "lookup" else None,
         }
     )
 

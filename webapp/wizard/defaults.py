@@ -25,6 +25,8 @@ WORKLOADS: dict[str, dict[str, Any]] = {
         "output_tokens": 256,
         "prompts_path": "",
         "batching": "given",
+        "kv_cache": "plain",
+        "guessing": "",
     },
     "finetune": {
         "method": "lora",

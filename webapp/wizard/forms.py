@@ -64,6 +64,15 @@ BATCHINGS = [
     ("given", "In the order of the prompts"),
     ("sorted", "Sorted by length"),
     ("turbo", "By length, cut where it costs least"),
+    ("packed", "Without padding, all prompts of a batch in one row"),
+    ("continuous", "Continuous: the next prompt as soon as one is done"),
+]
+GUESSES = [("", "No guessing"), ("lookup", "Guess from the prompt's own words, one at a time")]
+KV_CACHES = [
+    ("plain", "As it is"),
+    ("fp8", "8 bits (fp8)"),
+    ("int4", "4 bits"),
+    ("int2", "2 bits"),
 ]
 SOURCES = ("demo", "catalog", "team", "config", "folder")
 DTYPES = ["fp32", "bf16", "fp16", "fp8", "int8", "int4", "nf4"]
@@ -197,6 +206,18 @@ class GenerateForm(StepForm):
         "empty takes one batch of the host's own text.",
     )
     batching = forms.ChoiceField(label="Batches", choices=BATCHINGS, required=False)
+    kv_cache = forms.ChoiceField(
+        label="Keys and values",
+        choices=KV_CACHES,
+        required=False,
+        help_text="How they are kept while a batch is answered",
+    )
+    guessing = forms.ChoiceField(
+        label="Guess ahead",
+        choices=GUESSES,
+        required=False,
+        help_text="The text stays the same; the job shows how many guesses were right",
+    )
 
     def clean_prompts_path(self) -> str:
         """Refuse a path that climbs."""
@@ -204,6 +225,14 @@ class GenerateForm(StepForm):
         if ".." in path.split("/") or "\x00" in path:
             raise forms.ValidationError("A file's path may not climb with “..”.")
         return path
+
+    def clean(self) -> dict[str, Any]:
+        """Refuse what does not run together."""
+        values = super().clean() or self.cleaned_data
+        is_narrow = values.get("kv_cache") not in {"", "plain"}
+        if is_narrow and (values.get("guessing") or values.get("batching") == "continuous"):
+            self.add_error("kv_cache", "Fewer bits run in batches only. Choose “As it is”.")
+        return values
 
 
 class PretrainForm(StepForm):

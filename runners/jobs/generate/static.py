@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
-from runners.jobs.memory import cache_bytes
+from runners.jobs.generate.caches import cache_size, new_cache
+from runners.jobs.generate.packed import packed_prefill
+from runners.jobspec import KvCache
 
 FinishReason = Literal["stop", "length"]
 Ids = Sequence[int]
@@ -25,6 +27,17 @@ class Limits:
     output_tokens: int
     end_ids: frozenset[int] = frozenset()  # empty: always output_tokens
     should_stop: Callable[[], bool] = lambda: False
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a batch is worked on."""
+
+    kv_cache: KvCache = "plain"
+    is_packed: bool = False  # the prompts in one row without padding
+
+
+PLAIN = Setup()
 
 
 @dataclass
@@ -55,7 +68,9 @@ class BatchRun:
 
 
 @torch.inference_mode()
-def run_batch(model: PreTrainedModel, prompts: Sequence[Ids], limits: Limits) -> BatchRun:
+def run_batch(
+    model: PreTrainedModel, prompts: Sequence[Ids], limits: Limits, setup: Setup = PLAIN
+) -> BatchRun:
     """Answer the prompts together, padded to the longest on the left.
 
     Raises:
@@ -63,9 +78,13 @@ def run_batch(model: PreTrainedModel, prompts: Sequence[Ids], limits: Limits) ->
     """
     device = next(model.parameters()).device
     padded = Padded.of(prompts, device)
-    cache = DynamicCache(config=model.config)
+    cache = new_cache(setup.kv_cache, model)
     began = now(device)
-    tokens = padded.step(model, padded.ids, cache)
+    if setup.is_packed:
+        tokens = packed_prefill(model, prompts, cache)
+        padded.advance()
+    else:
+        tokens = padded.step(model, padded.ids, cache)
     prefilled = now(device)
     answers = [Answer() for _ in prompts]
     open_rows = _take(answers, list(range(len(answers))), tokens, limits)
@@ -77,7 +96,7 @@ def run_batch(model: PreTrainedModel, prompts: Sequence[Ids], limits: Limits) ->
         open_rows = _take(answers, open_rows, tokens, limits)
         steps += 1
     ended = now(device)
-    return BatchRun(answers, prefilled - began, ended - prefilled, steps, cache_bytes(cache))
+    return BatchRun(answers, prefilled - began, ended - prefilled, steps, cache_size(cache))
 
 
 @dataclass
@@ -109,11 +128,15 @@ class Padded:
             use_cache=True,
             logits_to_keep=1,
         )
+        self.advance()
+        tokens: torch.Tensor = output.logits[:, -1].argmax(dim=-1)
+        return tokens
+
+    def advance(self) -> None:
+        """Let the mask and the positions follow the tokens that went in."""
         self.positions = self.positions[:, -1:] + 1
         if self.mask is not None:
             self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], dim=1)
-        tokens: torch.Tensor = output.logits[:, -1].argmax(dim=-1)
-        return tokens
 
 
 def now(device: torch.device) -> float:

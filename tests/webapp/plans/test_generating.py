@@ -2,7 +2,7 @@
 
 import pytest
 
-from runners.jobspec import DemoPrompts, FilePrompts, GenerateSpec, RandomModel
+from runners.jobspec import DemoPrompts, FilePrompts, GenerateSpec, PromptLookup, RandomModel
 from tests.webapp.plans.conftest import with_model
 from webapp.jobs.calibrate import is_as_planned
 from webapp.plans.errors import DraftProblem
@@ -65,6 +65,22 @@ def test_the_review_says_that_answers_are_left_as_a_file(pile_plan):
     assert "leaves the answers as a file" in launch_note(pile_plan)["text"]
 
 
+def test_guessing_and_a_narrow_cache_reach_the_job(pile_plan):
+    values = pile_plan.draft["workload"]["generate"]
+
+    values |= {"guessing": "lookup"}
+    assert launch_of(pile_plan).spec.speculation == PromptLookup()
+    values |= {"guessing": "", "kv_cache": "int4"}
+    assert launch_of(pile_plan).spec.kv_cache == "int4"
+
+
+@pytest.mark.parametrize("changes", [{"guessing": "lookup"}, {"batching": "continuous"}])
+def test_what_does_not_run_together_is_refused_beside_its_field(changes):
+    values = {"batch_size": 1, "input_tokens": 1, "output_tokens": 1, "kv_cache": "fp8"}
+
+    assert "kv_cache" in GenerateForm(values | changes).errors
+
+
 @pytest.mark.parametrize("path", ["../p.txt", "a/../../p.txt", "p\x00.txt"])
 def test_a_path_that_climbs_is_refused_beside_its_field(path):
     values = {"batch_size": 1, "input_tokens": 1, "output_tokens": 1, "prompts_path": path}
@@ -79,6 +95,8 @@ def test_a_path_that_climbs_is_refused_beside_its_field(path):
         {"prompts": DemoPrompts(count=5)},
         {"stop_at_end": True},
         {"batching": "turbo"},
+        {"kv_cache": "fp8"},
+        {"speculation": PromptLookup()},
     ],
 )
 def test_a_pile_that_is_not_the_plans_calibrates_nothing(changes):

@@ -1,6 +1,5 @@
 """The generation job on the demo model: plain greedy text, figures, kills, stops, bad input."""
 
-import json
 import signal
 import subprocess
 import time
@@ -19,6 +18,7 @@ from runners.jobspec import (
     InlinePrompts,
     RandomModel,
 )
+from tests.runners.jobs.generate.reading import outputs
 from tests.runners.jobs.harness import TINY_CONFIG, Finished, wait_until
 
 PILE = DemoPrompts(count=7, input_tokens=24, shortest=3)
@@ -41,11 +41,6 @@ def generate(host, trained_model):
 @pytest.fixture(scope="module")
 def given(generate):
     return generate("given")
-
-
-def outputs(run: Finished) -> list[dict]:
-    path = run.folder / "output" / "outputs" / "outputs.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def wait_for_answers(folder: Path, process: subprocess.Popen[str]) -> int:

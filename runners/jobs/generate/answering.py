@@ -1,0 +1,164 @@
+"""How the open prompts are answered: in padded or packed batches, continuously, or one by one."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from runners.jobs.generate.batching import POLICIES, Batch, CostModel, padding_ratio
+from runners.jobs.generate.continuous import Finished, Pages, run_continuous
+from runners.jobs.generate.figures import Figures
+from runners.jobs.generate.outputs import Journal, Record
+from runners.jobs.generate.prompts import Prompt
+from runners.jobs.generate.speculative import Guesser, guess_one
+from runners.jobs.generate.static import (
+    Answer,
+    Limits,
+    Setup,
+    StopRequestedError,
+    run_batch,
+)
+from runners.jobs.generate.warmup import measured_cost, warm_up
+from runners.jobs.loading import LoadedModel
+from runners.jobs.memory import PeakMeter
+from runners.jobs.runtime import Job
+from runners.jobs.stages import Stages
+from runners.jobspec import GenerateSpec
+
+NO_COST = CostModel(0.0, 1.0)  # where a policy asks for none
+
+
+@dataclass
+class Run:
+    """Everything that an attempt works with once the model stands."""
+
+    job: Job
+    spec: GenerateSpec
+    loaded: LoadedModel
+    prompts: list[Prompt]
+    journal: Journal
+    limits: Limits
+    meter: PeakMeter
+    stages: Stages
+    guesser: Guesser | None = None
+    figures: Figures = field(default_factory=Figures)
+    notes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def setup(self) -> Setup:
+        """Return how a batch is worked on."""
+        return Setup(self.spec.kv_cache, is_packed=self.spec.batching == "packed")
+
+    @property
+    def open_positions(self) -> list[int]:
+        """Return the positions of the prompts that have no answer yet."""
+        return [at for at in range(len(self.prompts)) if at not in self.journal.records]
+
+    def keep(self, answers: Mapping[int, Answer], speeds: Mapping[str, float]) -> None:
+        """Write answers down by position, and say how far the pile is and how fast."""
+        self.journal.add({at: record_of(self, at, each) for at, each in answers.items()})
+        self.stages.advance(len(self.journal.records) / len(self.prompts))
+        self.job.emitter.metric(speeds, step=len(self.journal.records))
+
+    def check_stop(self) -> None:
+        """Raise StopRequestedError once the job is told to stop."""
+        if self.limits.should_stop():
+            raise StopRequestedError
+
+
+def record_of(run: Run, at: int, answer: Answer) -> Record:
+    """Return the line of the outputs for one answered prompt."""
+    prompt, tokenizer = run.prompts[at], run.loaded.tokenizer
+    record: Record = {"id": prompt.name, "prompt": prompt.text}
+    if tokenizer is None:
+        record["output_ids"] = answer.ids
+    else:
+        record["text"] = tokenizer.decode(answer.ids)
+    return record | {
+        "prompt_tokens": len(prompt.ids),
+        "output_tokens": len(answer.ids),
+        "finish_reason": answer.finish_reason,
+    }
+
+
+def answer_all(run: Run) -> None:
+    """Answer every open prompt.
+
+    Raises:
+        StopRequestedError: the job is to stop; what was answered is written down.
+    """
+    positions = run.open_positions
+    warm_up(run.loaded.model, [run.prompts[at].ids for at in positions])
+    if run.guesser is not None:
+        _one_by_one(run, positions, run.guesser)
+    elif run.spec.batching == "continuous":
+        _continuously(run, positions)
+    else:
+        _in_batches(run, positions)
+
+
+def _in_batches(run: Run, positions: Sequence[int]) -> None:
+    lengths = [len(run.prompts[at].ids) for at in positions]
+    policy = run.spec.batching
+    cost = _measured_cost(run, positions) if policy == "turbo" else NO_COST
+    batches = POLICIES[policy](lengths, run.spec.batch_size, cost)
+    padding = 0.0 if policy == "packed" else padding_ratio(batches, lengths)
+    run.notes["batching"] = (
+        f"{policy}: {len(batches)} batches of at most {run.spec.batch_size}, "
+        f"{padding:.1%} of the prompts' tokens are padding"
+    )
+    for batch in batches:
+        run.check_stop()
+        _one_batch(run, [positions[at] for at in batch])
+
+
+def _one_batch(run: Run, batch: Batch) -> None:
+    ids = [run.prompts[at].ids for at in batch]
+    done = run_batch(run.loaded.model, ids, run.limits, run.setup)
+    speeds = run.figures.add_batch(done, sum(map(len, ids)))
+    run.keep(dict(zip(batch, done.answers, strict=True)), speeds)
+
+
+def _measured_cost(run: Run, positions: Sequence[int]) -> CostModel:
+    ids = [run.prompts[at].ids for at in positions]
+    cost = measured_cost(run.loaded.model, ids, run.spec.batch_size, run.spec.output_tokens)
+    run.notes["batching_cost"] = (
+        f"{cost.fixed_seconds:.3g} s a batch + {cost.seconds_per_token:.3g} s a padded token, "
+        "measured before the first batch"
+    )
+    return cost
+
+
+def _continuously(run: Run, positions: Sequence[int]) -> None:
+    ids = [run.prompts[at].ids for at in positions]
+    pages = Pages.of([len(each) for each in ids], run.spec.output_tokens, run.spec.batch_size)
+    run.figures.kv_cache_bytes = pages.bytes(run.loaded.model)
+    run.notes["batching"] = (
+        f"continuous: at most {pages.max_requests} prompts at once over {pages.num_blocks} "
+        f"pages, at most {pages.max_batch_tokens} tokens a step"
+    )
+    began = time.perf_counter()
+
+    def keep(done: Finished) -> None:
+        at, count = positions[done.at], len(done.answer.ids)
+        figures = run.figures
+        figures.add_one(len(ids[done.at]), count, done.first_seconds, done.later_seconds)
+        figures.wall_seconds = time.perf_counter() - began
+        run.keep({at: done.answer}, {"tokens_per_second": figures.tokens_per_second})
+
+    run_continuous(run.loaded.model, ids, pages, run.limits, keep)
+
+
+def _one_by_one(run: Run, positions: Sequence[int], guesser: Guesser) -> None:
+    figures = run.figures
+    for at in positions:
+        run.check_stop()
+        ids = run.prompts[at].ids
+        done = guess_one(run.loaded.model, ids, guesser, run.limits)
+        figures.add_one(len(ids), len(done.answer.ids), done.first_seconds, done.later_seconds)
+        figures.wall_seconds += done.first_seconds + done.later_seconds
+        figures.drafted_tokens += done.drafted
+        figures.accepted_tokens += done.accepted
+        speeds = {"tokens_per_second": figures.tokens_per_second}
+        if figures.drafted_tokens:
+            speeds["acceptance_ratio"] = figures.accepted_tokens / figures.drafted_tokens
+        run.keep({at: done.answer}, speeds)
