@@ -29,7 +29,7 @@ from runners.reasons import Reason
 
 JOB_MODULES: Mapping[str, str] = {
     "train": "runners.jobs.train",
-    "quantize": "runners.jobs.quantize",
+    "compress": "runners.jobs.compress",
     "benchmark": "runners.jobs.benchmark",
     "generate": "runners.jobs.generate",
     "drill": "runners.jobs.drill",

@@ -26,6 +26,7 @@ GIB = 2**30
 # What a job process imports, by distribution; a compressed dtype needs its library besides.
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
 DTYPE_PACKAGES = {"int8": "torchao", "int4": "bitsandbytes"}
+KIND_PACKAGES = {"compress": ("accelerate", "compressed-tensors")}
 INSTALL = "Install what is missing on the host: pip install 'slipway[worker,gpu]'."
 
 
@@ -125,7 +126,8 @@ def _kind(needs: Needs) -> PreflightCheck:
 
 
 def _packages(needs: Needs) -> PreflightCheck:
-    wanted = (*PACKAGES, *filter(None, [DTYPE_PACKAGES.get(needs.weight_dtype)]))
+    of_kind = KIND_PACKAGES.get(needs.kind, ())
+    wanted = (*PACKAGES, *of_kind, *filter(None, [DTYPE_PACKAGES.get(needs.weight_dtype)]))
     found = {name: _version(name) for name in wanted}
     missing = [name for name, version in found.items() if version is None]
     if missing:

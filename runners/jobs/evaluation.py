@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from runners.jobs.tokenizer import TokenIds
 
@@ -77,20 +77,44 @@ def evaluate(
     Raises:
         ValueError: the stream is shorter than one window.
     """
-    window = min(MAX_WINDOW, int(model.config.max_position_embeddings), len(ids))
-    stride = window // 2
-    starts = segment_starts(len(ids), window, stride, num_tokens)
+    windows = windows_of(model.config, ids, num_tokens)
+    stride, count = windows.stride, len(windows.ids)
     per_batch = max(1, LOGITS_BUDGET_BYTES // (4 * stride * int(model.config.vocab_size)))
     was_training = model.training
     torch.nn.Module.eval(model)
     parts: list[Nlls] = []
-    for begin in range(0, len(starts), per_batch):
-        batch = np.stack([ids[at : at + window] for at in starts[begin : begin + per_batch]])
-        parts.append(_segment_nlls(model, torch.from_numpy(batch.astype(np.int64)), stride))
+    for begin in range(0, count, per_batch):
+        batch = torch.from_numpy(windows.ids[begin : begin + per_batch])
+        parts.append(_segment_nlls(model, batch, stride))
         if on_progress:
-            on_progress(min(1.0, (begin + per_batch) / len(starts)))
+            on_progress(min(1.0, (begin + per_batch) / count))
     torch.nn.Module.train(model, was_training)
-    return Perplexity(np.concatenate(parts), len(starts) * stride, window)
+    return Perplexity(np.concatenate(parts), count * stride, windows.length)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Pieces of text [count, length], of which the last ``stride`` tokens each are scored."""
+
+    ids: npt.NDArray[np.int64]
+    stride: int
+
+    @property
+    def length(self) -> int:
+        """Return the tokens of a piece."""
+        return int(self.ids.shape[1])
+
+
+def windows_of(config: PretrainedConfig, ids: TokenIds, num_tokens: int) -> Windows:
+    """Return the windows in which a model is judged on about ``num_tokens`` tokens.
+
+    Raises:
+        ValueError: the stream is shorter than one window.
+    """
+    length = min(MAX_WINDOW, int(config.max_position_embeddings), len(ids))
+    stride = length // 2
+    starts = segment_starts(len(ids), length, stride, num_tokens)
+    return Windows(np.stack([ids[at : at + length] for at in starts]).astype(np.int64), stride)
 
 
 def segment_starts(length: int, window: int, stride: int, num_tokens: int) -> list[int]:
@@ -107,13 +131,20 @@ def segment_starts(length: int, window: int, stride: int, num_tokens: int) -> li
 def _segment_nlls(model: PreTrainedModel, batch: torch.Tensor, stride: int) -> Nlls:
     batch = batch.to(next(model.parameters()).device)
     logits = model(input_ids=batch, use_cache=False, logits_to_keep=stride + 1).logits
-    predictions = logits[:, :-1].float()
-    targets = batch[:, -stride:]
-    nll = torch.nn.functional.cross_entropy(
-        predictions.flatten(0, 1), targets.flatten(), reduction="none"
-    )
-    means: Nlls = nll.view(targets.shape).double().mean(dim=1).cpu().numpy()
+    means: Nlls = token_nlls(logits, batch, stride).mean(dim=1).numpy()
     return means
+
+
+def token_nlls(logits: torch.Tensor, batch: torch.Tensor, stride: int) -> torch.Tensor:
+    """Return each scored token's negative log-likelihood in nats [windows, stride], on the CPU.
+
+    ``logits`` are those of the last ``stride`` + 1 positions.
+    """
+    targets = batch[:, -stride:].to(logits.device)
+    nll = torch.nn.functional.cross_entropy(
+        logits[:, :-1].float().flatten(0, 1), targets.flatten(), reduction="none"
+    )
+    return nll.view(targets.shape).double().cpu()
 
 
 def _mean_and_error(values: Nlls) -> tuple[float, float]:

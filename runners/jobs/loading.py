@@ -43,6 +43,7 @@ from runners.jobspec import (
 MODEL_ROOTS_VARIABLE = "SLIPWAY_MODEL_ROOTS"
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 QUANTISED: tuple[WeightDtype, ...] = ("int8", "int4")
+PACKED_INT4_BITS = 4  # 3 and 2 bits count as int4: narrower ones have no name of their own
 BASE_DTYPE = torch.bfloat16  # what stays unquantised beside int8 and int4 matrices
 # Where an architecture reads a common field under a name of its own, or computes it.
 LIBRARY_NAMES = {
@@ -139,9 +140,11 @@ def model_roots(host_dir: Path) -> list[Path]:
     return [path.resolve() for path in (host_dir / "models", host_dir / "attempts", *extra)]
 
 
-def preload_library(dtype: WeightDtype) -> None:
+def preload_library(dtype: WeightDtype, *, is_layerwise: bool = False) -> None:
     """Import what ``dtype`` needs before memory is metered: a library is no part of a model."""
-    if dtype == "int4":
+    if is_layerwise:
+        importlib.import_module("compressed_tensors")
+    elif dtype == "int4":
         importlib.import_module("bitsandbytes")
 
 
@@ -181,8 +184,15 @@ def stored_quantisation(folder: Path) -> WeightDtype | None:
         return "int8"
     if method == "bitsandbytes" and quantisation.get("load_in_4bit"):
         return "int4"
+    if method == "compressed-tensors" and quantisation.get("format") == "pack-quantized":
+        return "int4" if _packed_bits(quantisation) <= PACKED_INT4_BITS else "int8"
     msg = f"{folder} is quantised by '{method}', which this version cannot run; take its original"
     raise BadInputError(msg)
+
+
+def _packed_bits(quantisation: dict[str, Any]) -> int:
+    groups = quantisation.get("config_groups") or {}
+    return max((int(group["weights"]["num_bits"]) for group in groups.values()), default=8)
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast | None:

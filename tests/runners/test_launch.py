@@ -12,12 +12,12 @@ from runners import launch
 from runners.jobspec import (
     ArtefactModel,
     BenchmarkSpec,
+    CompressSpec,
     DemoModel,
     DrillSpec,
     FilePrompts,
     FolderModel,
     GenerateSpec,
-    QuantizeSpec,
     RandomModel,
     TrainSpec,
 )
@@ -42,7 +42,7 @@ def resolve(path: str, roots: tuple[Path, ...]) -> str:
     ("spec", "module"),
     [
         (TrainSpec(), "runners.jobs.train"),
-        (QuantizeSpec(model=DemoModel()), "runners.jobs.quantize"),
+        (CompressSpec(model=DemoModel()), "runners.jobs.compress"),
         (BenchmarkSpec(model=DemoModel()), "runners.jobs.benchmark"),
         (GenerateSpec(model=DemoModel()), "runners.jobs.generate"),
         (DrillSpec(), "runners.jobs.drill"),
@@ -55,7 +55,7 @@ def test_each_kind_of_job_has_its_own_module(spec, module):
 def test_a_kind_that_the_host_does_not_know_is_refused():
     spec = BenchmarkSpec.model_construct(kind="serve", model=DemoModel())
 
-    with pytest.raises(LaunchRefusedError, match="this host runs train, quantize, benchmark"):
+    with pytest.raises(LaunchRefusedError, match="this host runs train, compress, benchmark"):
         render_argv(spec, Path("/a/1"))
 
 

@@ -4,14 +4,14 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from runners import messages
-from runners.jobspec import ArtefactModel, BenchmarkSpec, JobSpec, QuantizeSpec, TrainSpec
+from runners.jobspec import ArtefactModel, BenchmarkSpec, CompressSpec, JobSpec, TrainSpec
 from runners.messages import EventBatch, ExitRecord, RunEvent, RunRequest, StopOrder
 from runners.reasons import ERROR, FAILED, STOPPED, Reason
 
 SPEC = TypeAdapter(JobSpec)
 SPECS = [
     TrainSpec(max_steps=3),
-    QuantizeSpec(model=ArtefactModel(attempt_id="a1"), weight_dtype="int4"),
+    CompressSpec(model=ArtefactModel(attempt_id="a1"), method="nf4"),
     BenchmarkSpec(model=ArtefactModel(attempt_id="a1")),
 ]
 

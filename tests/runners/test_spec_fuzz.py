@@ -17,11 +17,11 @@ from runners.config import HostConfig
 from runners.jobspec import (
     ArtefactModel,
     BenchmarkSpec,
+    CompressSpec,
     DemoModel,
     FolderModel,
     GenerateSpec,
     JobSpec,
-    QuantizeSpec,
     RandomModel,
     TrainSpec,
 )
@@ -47,7 +47,7 @@ MODELS = st.one_of(
 )
 SPECS = st.one_of(
     st.builds(TrainSpec, model=MODELS, seed=st.integers()),
-    st.builds(QuantizeSpec, model=MODELS, seed=st.integers()),
+    st.builds(CompressSpec, model=MODELS, seed=st.integers()),
     st.builds(BenchmarkSpec, model=MODELS, seed=st.integers()),
     st.builds(GenerateSpec, model=MODELS, seed=st.integers()),
 )
@@ -97,7 +97,7 @@ DOCUMENTS = st.recursive(
 
 
 @given(
-    kind=st.sampled_from(["train", "quantize", "benchmark", "generate", "shell"]),
+    kind=st.sampled_from(["train", "compress", "benchmark", "generate", "shell"]),
     more=st.dictionaries(TEXT, DOCUMENTS, max_size=3),
     model=DOCUMENTS,
 )

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from runners.jobspec import BenchmarkSpec, DemoModel, JobSpec, QuantizeSpec, TrainSpec
+from runners.jobspec import BenchmarkSpec, CompressSpec, DemoModel, JobSpec, TrainSpec
 from runners.messages import (
     MAX_BATCH_EVENTS,
     Beat,
@@ -53,7 +53,7 @@ DOORBELLS = st.builds(
 
 
 @settings(max_examples=80, deadline=None)
-@given(model=MODELS, kind=st.sampled_from(["train", "quantize", "benchmark"]), seed=st.integers())
+@given(model=MODELS, kind=st.sampled_from(["train", "compress", "benchmark"]), seed=st.integers())
 def test_every_spec_comes_back_as_it_was_sent(model, kind, seed):
     spec = SPEC.validate_python({"kind": kind, "model": model, "seed": seed})
     sent = RunRequest(attempt_id="a", job_id="j", number=1, fence="f", spec=spec)
@@ -90,7 +90,8 @@ def test_training_without_an_end_is_refused_with_both_ways_to_give_one():
     [
         (TrainSpec, "weight_dtype", "bf16"),  # it has a compute_dtype only
         (TrainSpec, "compute_dtype", "int8"),
-        (QuantizeSpec, "weight_dtype", "fp32"),
+        (CompressSpec, "method", "fp32"),
+        (CompressSpec, "bits", 5),
         (BenchmarkSpec, "weight_dtype", "fp4"),
         (BenchmarkSpec, "repetitions", 0),
         (DemoModel, "num_hidden_layers", 0),

@@ -72,7 +72,7 @@ BY_KIND: dict[str, tuple[ChartSpec, ...]] = {
     "train": (LOSS, TOKENS, MEMORY, PROCESSOR),
     "benchmark": (PREFILL, DECODE, MEMORY, PROCESSOR),
     "generate": (TOKENS, PREFILL, DECODE, MEMORY, PROCESSOR),
-    "quantize": (PREFILL, DECODE, MEMORY, PROCESSOR),
+    "compress": (PREFILL, DECODE, MEMORY, PROCESSOR),
     "drill": (LOSS, MEMORY, PROCESSOR),
 }
 _UNITS_BY_SUFFIX = (

@@ -20,10 +20,10 @@ from planner.specs.strategy import Strategy
 from planner.specs.workload import GenerateWorkload, Workload
 from runners.jobspec import (
     BenchmarkSpec,
+    CompressSpec,
     DemoPrompts,
     GenerateSpec,
     ModelSpec,
-    QuantizeSpec,
     TrainSpec,
 )
 from webapp.hosts.models import Host
@@ -114,7 +114,7 @@ def questions_of(job: Job) -> Iterator[Question]:
         if is_as_planned(spec):
             yield Question(_ask(request, request.workload, strategy), "")
     else:
-        for prefix, dtype in ((ORIGINAL_PREFIX, "bf16"), ("", spec.weight_dtype)):
+        for prefix, dtype in ((ORIGINAL_PREFIX, "bf16"), ("", spec.held_dtype)):
             stored = Strategy.model_validate({"weight_dtype": dtype})
             yield Question(_ask(request, _generation(spec, 1), stored), prefix)
 
@@ -133,7 +133,7 @@ def is_as_planned(spec: GenerateSpec) -> bool:
     )
 
 
-def _generation(spec: BenchmarkSpec | QuantizeSpec, batch_size: int) -> GenerateWorkload:
+def _generation(spec: BenchmarkSpec | CompressSpec, batch_size: int) -> GenerateWorkload:
     return GenerateWorkload(
         batch_size=batch_size, input_tokens=spec.prompt_tokens, output_tokens=spec.output_tokens
     )

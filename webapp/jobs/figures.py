@@ -19,7 +19,7 @@ from webapp.jobs.models import FINAL_STATES, Event, Job, JobState, Measurement
 MINUS = "\N{MINUS SIGN}"
 KIND_WORDS = {
     "train": "Train",
-    "quantize": "Compress",
+    "compress": "Compress",
     "benchmark": "Benchmark",
     "generate": "Generate",
     "drill": "Drill",

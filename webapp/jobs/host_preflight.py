@@ -6,6 +6,7 @@ from typing import Any
 from django.db import transaction
 from django.db.models import Q
 
+from runners.jobspec import LIBRARY_DTYPES
 from runners.messages import ClaimRequest
 from runners.preflight_messages import Needs, PreflightCheck
 from webapp.hosts.models import Host
@@ -25,13 +26,17 @@ def needs_of(attempt: Attempt) -> Needs:
     return Needs.model_validate(
         {
             "kind": attempt.job.kind,
-            "weight_dtype": spec.get("weight_dtype") or "",
+            "weight_dtype": _dtype(spec),
             "memory_bytes": int(peak.get("low") or peak.get("value") or 0),
             "model": model if model.get("source") in ON_DISK else None,
             "gpus": gpus,
             "ports": [attempt.master_port] if attempt.master_port else [],
         }
     )
+
+
+def _dtype(spec: dict[str, Any]) -> str:
+    return str(spec.get("weight_dtype") or LIBRARY_DTYPES.get(spec.get("method", ""), ""))
 
 
 def details(checks: Sequence[PreflightCheck]) -> dict[str, Any]:

@@ -4,7 +4,14 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from runners.jobspec import ArtefactModel, DemoModel, ModelSpec, RandomModel, TrainSpec
+from runners.jobspec import (
+    ArtefactModel,
+    CompressSpec,
+    DemoModel,
+    ModelSpec,
+    RandomModel,
+    TrainSpec,
+)
 from webapp.jobs.models import Artefact, Attempt, Job
 from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
@@ -75,4 +82,7 @@ def _dtype(spec: ModelSpec) -> str:
 
 def _name(job: Job, spec: ModelSpec, source: TeamModel | None) -> str:
     base = source.name if source else job.model_name or job.name
-    return base if isinstance(spec, TrainSpec) else f"{base}, {_dtype(spec)}"[:120]
+    if isinstance(spec, TrainSpec):
+        return base
+    made = spec.title if isinstance(spec, CompressSpec) else spec.weight_dtype
+    return f"{base}, {made}"[:120]

@@ -173,7 +173,7 @@ def overview_context(job: Job, drawn: list[Drawn]) -> dict[str, Any]:
         "compared": rows,
         "answer": figures.answer(rows),
         "changes": figures.before_after(job),
-        "weight_dtype": job.spec.get("weight_dtype"),
+        "weight_dtype": job.spec.get("weight_dtype") or job.spec.get("method"),
         "narrow_dtypes": NARROW_DTYPES,
         **artefact_context(job),
         "models": models_of(job),

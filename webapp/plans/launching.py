@@ -15,11 +15,12 @@ from planner.specs.plan import PlannedStrategy
 from runners.jobspec import (
     ArtefactModel,
     BenchmarkSpec,
+    CompressMethod,
+    CompressSpec,
     DemoModel,
     FolderModel,
     ModelRef,
     ModelSpec,
-    QuantizeSpec,
     RandomModel,
     TrainSpec,
 )
@@ -36,12 +37,20 @@ from webapp.plans.predicting import prediction_of
 from webapp.plans.questions import Question, question_of
 from webapp.plans.sharing import Spread, check_model, policy_of, spread_of
 from webapp.plans.wishes import NOTHING_MORE, Wish, quota_note
-from webapp.plans.words import model_words, plan_title
+from webapp.plans.words import METHOD_WORDS, model_words, plan_title
 
 Draft = dict[str, Any]
 RUNNABLE_DTYPES = ("fp32", "bf16", "fp16", "int8", "int4")
 COMPUTE_DTYPES = ("fp32", "bf16", "fp16")
-COMPRESSED_DTYPES = {"int8_weight_only": "int8", "int4_weight_only": "int4"}
+# The planner's name of a method -> what a job runs, where one does.
+COMPRESS_METHODS: dict[str, CompressMethod] = {
+    "int8_weight_only": "int8",
+    "int4_weight_only": "nf4",
+    "nf4": "nf4",
+    "gptq": "gptq",
+    "quantease": "quantease",
+    "sparsegpt": "sparsegpt",
+}
 TRAINING_SHARE = 3  # a run may take this much longer than its budget for what surrounds it
 GRACE_SECONDS = 900.0
 
@@ -183,7 +192,7 @@ def launch_note(plan: Plan) -> dict[str, str]:
 EXPLANATIONS = {
     "train": "The host trains the model on its own text, evaluates it on text that it kept back, "
     "and leaves it as a model of your team.",
-    "quantize": "The host compresses the weights, saves them, loads them again, and measures "
+    "compress": "The host compresses the weights, saves them, loads them again, and measures "
     "size, speed, memory and perplexity before and after.",
     "generate": "The host loads the model as planned, answers every prompt, and leaves the "
     "answers as a file. What is answered stays so, whatever stops the job.",
@@ -239,7 +248,7 @@ def _spec(draft: Draft, model: ModelRef, best: PlannedStrategy) -> ModelSpec:
             "weight_dtype",
         )
     if goal == "compress":
-        return _quantize_spec(draft, model)
+        return _compress_spec(draft, model)
     if goal == "serve":
         return _benchmark_spec(draft, model, best)
     if goal == "generate":
@@ -256,18 +265,19 @@ def _needs_weights(model: ModelRef, verb: str) -> None:
         )
 
 
-def _quantize_spec(draft: Draft, model: ModelRef) -> QuantizeSpec:
+def _compress_spec(draft: Draft, model: ModelRef) -> CompressSpec:
     values = draft["workload"]["compress"]
-    dtype = COMPRESSED_DTYPES.get(values["method"])
-    if dtype is None:
+    method = COMPRESS_METHODS.get(values["method"])
+    if method is None:
+        runs = ", ".join(METHOD_WORDS[name] for name in COMPRESS_METHODS)
         raise DraftProblem(
-            f"{values['method']} is planned but does not run yet. Choose 8-bit or 4-bit whole "
-            "numbers, weights only.",
+            f"{METHOD_WORDS[values['method']]} is planned but does not run yet. Choose one that "
+            f"does: {runs}.",
             "method",
         )
     _needs_weights(model, "Compressing")
-    fields = {"weight_dtype": dtype, "group_size": values["group_size"]}
-    return QuantizeSpec.model_validate({"model": model, **fields})
+    fields = {"method": method, "group_size": values["group_size"]}
+    return CompressSpec.model_validate({"model": model, **fields})
 
 
 def _benchmark_spec(draft: Draft, model: ModelRef, best: PlannedStrategy) -> BenchmarkSpec:

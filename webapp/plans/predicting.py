@@ -36,7 +36,7 @@ def prediction_of(
     if isinstance(spec, BenchmarkSpec):
         return _figures(best, BENCHMARK_METRICS, spec.batch_size)
     found: dict[str, dict[str, Any]] = {}
-    for prefix, dtype in (("original_", "bf16"), ("", spec.weight_dtype)):
+    for prefix, dtype in (("original_", "bf16"), ("", spec.held_dtype)):
         tokens = (spec.prompt_tokens, spec.output_tokens)
         estimate = estimate_generation(question.request, dtype, *tokens)
         if estimate is not None:

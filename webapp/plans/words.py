@@ -25,6 +25,7 @@ METHOD_WORDS = {
     "int4_weight_only": "4-bit weights",
     "nf4": "NormalFloat 4",
     "gptq": "GPTQ",
+    "quantease": "QuantEase",
     "awq": "AWQ",
     "sparsegpt": "SparseGPT",
 }

@@ -57,7 +57,8 @@ COMPRESSIONS = [
     ("int4_weight_only", "4-bit whole numbers in groups, weights only"),
     ("nf4", "4-bit NormalFloat"),
     ("gptq", "GPTQ, 4 bit"),
-    ("awq", "AWQ, 4 bit"),
+    ("quantease", "QuantEase, 4 bit"),
+    ("awq", "AWQ, 4 bit (planned, does not run yet)"),
     ("sparsegpt", "SparseGPT, half of the weights"),
 ]
 BATCHINGS = [

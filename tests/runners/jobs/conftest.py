@@ -9,7 +9,7 @@ import torch
 
 from runners.jobs.events import Emitter
 from runners.jobs.runtime import Job
-from runners.jobspec import ArtefactModel, JobSpec, QuantizeSpec
+from runners.jobspec import ArtefactModel, CompressSpec, JobSpec
 from runners.messages import RunRequest
 from tests.runners.jobs.harness import Finished, Host, tiny_training
 
@@ -41,13 +41,13 @@ def trained_model(trained: Finished) -> ArtefactModel:
 
 @pytest.fixture(scope="session")
 def int8(host: Host, trained_model: ArtefactModel) -> Finished:
-    spec = QuantizeSpec(model=trained_model, weight_dtype="int8", prompt_tokens=16)
+    spec = CompressSpec(model=trained_model, method="int8", prompt_tokens=16)
     return host.run("int8", spec)
 
 
 @pytest.fixture(scope="session")
 def int4(host: Host, trained_model: ArtefactModel) -> Finished:
-    spec = QuantizeSpec(model=trained_model, weight_dtype="int4", prompt_tokens=16)
+    spec = CompressSpec(model=trained_model, method="nf4", prompt_tokens=16)
     return host.run("int4", spec)
 
 

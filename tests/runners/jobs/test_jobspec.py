@@ -3,10 +3,10 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from runners.jobspec import ArtefactModel, BenchmarkSpec, JobSpec, QuantizeSpec, TrainSpec
+from runners.jobspec import ArtefactModel, BenchmarkSpec, CompressSpec, JobSpec, TrainSpec
 
 MODEL = ArtefactModel(attempt_id="a1")
-SPECS = [TrainSpec(), QuantizeSpec(model=MODEL), BenchmarkSpec(model=MODEL)]
+SPECS = [TrainSpec(), CompressSpec(model=MODEL), BenchmarkSpec(model=MODEL)]
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.kind)
@@ -34,3 +34,40 @@ def test_the_demo_model_is_small_enough_for_two_minutes():
     total = demo.num_hidden_layers * layer + 2 * demo.vocab_size * demo.hidden_size
 
     assert 2_000_000 < total < 15_000_000
+
+
+@pytest.mark.parametrize(
+    ("dtype", "method"), [("int8", "int8"), ("int4", "nf4"), ("bf16", "bf16")]
+)
+def test_a_quantisation_that_was_stored_before_reads_as_a_compression(dtype, method):
+    stored = {"kind": "quantize", "model": MODEL.model_dump(), "weight_dtype": dtype, "seed": 3}
+
+    spec = TypeAdapter(JobSpec).validate_python(stored)
+
+    assert spec == CompressSpec(model=MODEL, method=method, seed=3)
+    assert spec.weight_dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("fields", "loaded_as", "title"),
+    [
+        ({"method": "gptq", "bits": 3}, "int4", "gptq 3 bit"),
+        ({"method": "rtn", "bits": 8}, "int8", "rtn 8 bit"),
+        ({"method": "quantease", "bits": 3, "outlier_share": 0.01}, "bf16", "quantease 3 bit"),
+        ({"method": "sparsegpt", "sparsity": 0.6}, "bf16", "sparsegpt 60%"),
+        ({"method": "wanda", "pattern": "2:4"}, "bf16", "wanda 2:4"),
+        ({"method": "int8"}, "int8", "int8"),
+    ],
+)
+def test_a_compression_says_as_what_its_outcome_is_loaded(fields, loaded_as, title):
+    spec = CompressSpec(model=MODEL, **fields)
+
+    assert (spec.weight_dtype, spec.title) == (loaded_as, title)
+
+
+def test_a_card_shows_no_setting_that_the_method_does_not_read():
+    pruned = CompressSpec(model=MODEL, method="wanda", pattern="2:4").settings
+    rounded = CompressSpec(model=MODEL, method="gptq", bits=3).settings
+
+    assert pruned == {"calibration_tokens": "16384", "pattern": "2:4"}
+    assert rounded.keys() == {"calibration_tokens", "bits", "group_size", "act_order", "damping"}

@@ -13,7 +13,7 @@ def test_training_shows_loss_speed_memory_and_processor():
     assert keys("train") == ["loss", "tokens_per_second", "memory", "cpu"]
 
 
-@pytest.mark.parametrize("kind", ["benchmark", "quantize"])
+@pytest.mark.parametrize("kind", ["benchmark", "compress"])
 def test_measuring_jobs_show_prefill_and_decode_speed(kind):
     assert keys(kind)[:2] == ["prefill_tokens_per_second", "decode_tokens_per_second"]
 
@@ -23,7 +23,7 @@ def test_an_unknown_kind_still_shows_memory_and_processor():
 
 
 def test_a_known_metric_that_was_reported_adds_its_chart():
-    assert "loss" in keys("quantize", ["loss"])
+    assert "loss" in keys("compress", ["loss"])
 
 
 def test_each_gpu_that_reports_gets_memory_and_busy_charts():

@@ -4,7 +4,7 @@ import pytest
 
 from planner.specs.plan import PlanRequest
 from planner.specs.workload import TrainWorkload
-from runners.jobspec import ArtefactModel, BenchmarkSpec, DemoModel, QuantizeSpec, TrainSpec
+from runners.jobspec import ArtefactModel, BenchmarkSpec, CompressSpec, DemoModel, TrainSpec
 from tests.webapp.conftest import EXIT_OK, batch_of, claim, make_job
 from webapp.hosts.device import cluster_for_host
 from webapp.hosts.models import Host
@@ -111,7 +111,7 @@ def test_a_job_that_the_planner_cannot_read_calibrates_nothing(finished, host):
 
 
 def test_a_quantised_model_is_asked_about_before_and_after(team, alice, host):
-    spec = QuantizeSpec(model=DemoModel(), weight_dtype="int4")
+    spec = CompressSpec(model=DemoModel(), method="nf4")
     job = submitted(team, alice, host, spec=spec)
     asked = [(item.prefix, item.request.strategy.weight_dtype) for item in questions_of(job)]
     assert asked == [("original_", "bf16"), ("", "int4")]
@@ -140,7 +140,7 @@ def test_a_trained_model_knows_no_position_that_it_was_not_shown(finished):
 
 def test_a_quantised_model_keeps_the_config_of_its_source(finished, team, alice, host):
     source = TeamModel.objects.get()
-    spec = QuantizeSpec(model=ArtefactModel(attempt_id=source.attempt_id), weight_dtype="int4")
+    spec = CompressSpec(model=ArtefactModel(attempt_id=source.attempt_id), method="nf4")
     finish(job_submit(job=make_job(team, alice, host, spec=spec), by="alice"))
     quantised = TeamModel.objects.get(weight_dtype="int4")
     assert (quantised.config, quantised.num_parameters) == (source.config, 7_000_000)

@@ -20,7 +20,7 @@ MEASURED = {
 
 @pytest.fixture
 def changes():
-    rows = before_after(Job(kind="quantize", spec={}, result={"measured": MEASURED}))
+    rows = before_after(Job(kind="compress", spec={}, result={"measured": MEASURED}))
     return {row.label: row for row in rows}
 
 

@@ -50,7 +50,7 @@ def test_a_page_number_beyond_the_end_shows_the_last_page(as_alice, many):
     [
         ({"state": "failed"}, 20),
         ({"owner": "bob"}, 30),
-        ({"kind": "quantize"}, 0),
+        ({"kind": "compress"}, 0),
         ({"host": "box"}, 50),
         ({"host": "elsewhere"}, 0),
         ({"q": "MODEL-3"}, 12),

@@ -31,7 +31,7 @@ def test_any_filter_value_is_answered_and_escaped(as_alice, draft, name, value):
         ({"state": "running"}, False),
         ({"kind": "train"}, True),
         ({"kind": "train", "state": "draft", "q": "demo"}, True),
-        ({"kind": "quantize"}, False),
+        ({"kind": "compress"}, False),
         ({"owner": "alice"}, True),
         ({"owner": "bob"}, False),
         ({"host": "box"}, True),

@@ -5,9 +5,9 @@ import pytest
 from runners.jobspec import (
     ArtefactModel,
     BenchmarkSpec,
+    CompressSpec,
     DemoModel,
     FolderModel,
-    QuantizeSpec,
     RandomModel,
     TrainSpec,
 )
@@ -105,9 +105,20 @@ def test_compressing_quantises_the_trained_model(demo_plan, trained, dtype):
 
     spec = launch_of(plan).spec
 
-    assert isinstance(spec, QuantizeSpec)
+    assert isinstance(spec, CompressSpec)
     assert spec.weight_dtype == dtype
     assert spec.model == ArtefactModel(attempt_id=trained.attempt_id, name="model")
+
+
+@pytest.mark.parametrize("method", ["gptq", "quantease", "sparsegpt"])
+def test_compressing_layer_by_layer_asks_the_host_for_the_method(demo_plan, trained, method):
+    plan = with_model(demo_plan, trained, "compress")
+    plan.draft["workload"]["compress"] |= {"method": method, "group_size": 32}
+
+    spec = launch_of(plan).spec
+
+    assert (spec.kind, spec.method, spec.group_size) == ("compress", method, 32)
+    assert spec.is_layerwise
 
 
 def test_a_compression_is_predicted_before_and_after(demo_plan, trained):
@@ -140,12 +151,12 @@ def test_compressing_without_trained_weights_is_refused_with_the_way_out(demo_pl
     assert "Train the demo model first" in refusal(demo_plan)
 
 
-@pytest.mark.parametrize("method", ["nf4", "gptq", "awq"])
-def test_a_compression_that_is_only_planned_is_refused(demo_plan, trained, method):
+@pytest.mark.parametrize("method", ["awq"])
+def test_a_compression_that_is_only_planned_is_refused_by_name(demo_plan, trained, method):
     plan = with_model(demo_plan, trained, "compress")
     plan.draft["workload"]["compress"]["method"] = method
 
-    assert "8-bit or 4-bit" in refusal(plan)
+    assert refusal(plan).startswith("AWQ is planned but does not run yet. Choose one that does")
 
 
 def test_adapters_are_refused_with_the_method_that_runs(demo_plan, trained):

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from planner.specs.strategy import OffloadSpec
-from runners.jobspec import BenchmarkSpec, GenerateSpec, QuantizeSpec, TrainSpec
+from runners.jobspec import BenchmarkSpec, CompressSpec, GenerateSpec, TrainSpec
 from tests.webapp.conftest import client_of
 from tests.webapp.plans.conftest import with_model
 from webapp.hosts.models import Host
@@ -33,7 +33,7 @@ RUNS = {  # goal -> where its model may come from, which program runs
     "generate": (set(SOURCES), GenerateSpec),
     "finetune": ({"folder", "team"}, TrainSpec),
     "pretrain": ({"demo"}, TrainSpec),
-    "compress": ({"folder", "team"}, QuantizeSpec),
+    "compress": ({"folder", "team"}, CompressSpec),
 }
 EVERY = list(itertools.product(GOALS, SOURCES))
 

@@ -1,9 +1,11 @@
-"""Quantise a model and judge it: ``python -m runners.jobs.quantize ATTEMPT_DIR``.
+"""Compress a model and judge it: measure the original, compress, save, measure what was saved.
 
-The quantised model is saved, loaded again from what was saved, and only that is measured.
+Only what a plain ``from_pretrained`` reads from the saved folder is measured, and it must read
+held-out text as the model in memory did.
 """
 
 import math
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +13,8 @@ from pathlib import Path
 
 from runners.jobs.artefacts import card_text, publish_model, weight_file_bytes
 from runners.jobs.assessment import Assessment, Sampling, assess, held_out_ids
+from runners.jobs.compress.engine import Compressed
+from runners.jobs.compress.layerwise import check_folder, compress_folder
 from runners.jobs.evaluation import Perplexity, evaluate, perplexity_ratio
 from runners.jobs.generation import Workload
 from runners.jobs.isolation import run_isolated
@@ -26,15 +30,15 @@ from runners.jobs.loading import (
     stored_quantisation,
 )
 from runners.jobs.memory import PeakMeter
-from runners.jobs.runtime import BadInputError, Job, MissingModelError, num_threads, run_job
+from runners.jobs.runtime import BadInputError, Job, MissingModelError, num_threads
 from runners.jobs.stages import Stages
 from runners.jobs.telemetry import gpu_telemetry
-from runners.jobspec import NF4_BLOCK, ArtefactModel, FolderModel, QuantizeSpec, WeightDtype
+from runners.jobspec import NF4_BLOCK, ArtefactModel, CompressSpec, FolderModel, WeightDtype
 
 ORIGINAL = "Measuring the original"
-QUANTISING = "Quantising and saving"
+COMPRESSING = "Compressing and saving"
 SAVED = "Measuring the saved model"
-STAGE_SHARES = {ORIGINAL: 3.0, QUANTISING: 2.0, SAVED: 4.0}
+STAGE_SHARES = {ORIGINAL: 3.0, COMPRESSING: 2.0, SAVED: 4.0}
 REPETITIONS = 5
 RELOAD_TOLERANCE = 1e-3  # relative; the same bits through the same kernels repeat to ~1e-6
 
@@ -47,6 +51,7 @@ class Outcome:
     saved: Path
     original: Assessment
     after: Assessment
+    compressed: Compressed
 
     def measured(self) -> dict[str, float]:
         """Return the figures of the job's result."""
@@ -54,42 +59,58 @@ class Outcome:
             **self.original.measured("original_"),
             **self.after.measured(),
             **_ratio(self.after, self.original),
+            **self.compressed.figures,
             "disk_bytes": float(weight_file_bytes(self.saved)),
             "original_disk_bytes": float(weight_file_bytes(self.source)),
         }
 
 
 class ReloadError(Exception):
-    """What was saved is not what was quantised."""
+    """What was saved is not what was compressed."""
 
 
 def work(job: Job) -> None:
-    """Run one quantisation attempt from original to judged artefact."""
-    spec = quantize_spec(job)
+    """Run one compression attempt from original to judged artefact."""
+    spec = compress_spec(job)
     source = source_folder(job, spec)
-    preload_library(spec.weight_dtype)
-    with gpu_telemetry(job.emitter):
-        stages = Stages(job.emitter, STAGE_SHARES)
-        stages.begin(ORIGINAL)
-        original = run_isolated(job, partial(assess_folder, source, "bf16", stages))
-        saved = job.scratch_dir() / "quantised"
-        stages.begin(QUANTISING)
-        in_memory = run_isolated(job, partial(_quantise, source, saved, stages))
-        stages.begin(SAVED)
-        after = run_isolated(job, partial(assess_folder, saved, spec.weight_dtype, stages))
-        check_reload(after.perplexity, in_memory)
-        _publish(job, Outcome(source, saved, original, after))
+    preload_library(spec.weight_dtype, is_layerwise=spec.is_layerwise)
+    saved = job.scratch_dir() / "compressed"
+    try:
+        with gpu_telemetry(job.emitter):
+            _run(job, spec, source, saved)
+    except BadInputError:  # a person has to act first: nothing half made stays on the host
+        shutil.rmtree(job.scratch_dir(), ignore_errors=True)
+        shutil.rmtree(job.checkpoint_dir, ignore_errors=True)
+        raise
 
 
-def quantize_spec(job: Job) -> QuantizeSpec:
+def _run(job: Job, spec: CompressSpec, source: Path, saved: Path) -> None:
+    if spec.is_layerwise:
+        run_isolated(job, partial(check_folder, source, spec))
+    stages = Stages(job.emitter, STAGE_SHARES)
+    stages.begin(ORIGINAL)
+    original = run_isolated(job, partial(assess_folder, source, "bf16", stages))
+    stages.begin(COMPRESSING)
+    shutil.rmtree(saved, ignore_errors=True)
+    compress = partial(compress_folder, source, saved, spec, stages)
+    if not spec.is_layerwise:
+        compress = partial(_by_library, source, saved, stages)
+    compressed = run_isolated(job, compress)
+    stages.begin(SAVED)
+    after = run_isolated(job, partial(assess_folder, saved, spec.weight_dtype, stages))
+    check_reload(after.perplexity, compressed.perplexity)
+    _publish(job, Outcome(source, saved, original, after, compressed))
+
+
+def compress_spec(job: Job) -> CompressSpec:
     """Return the job's spec; raise BadInputError when it is of another kind."""
-    if not isinstance(job.spec, QuantizeSpec):
-        msg = f"kind '{job.spec.kind}' is not 'quantize'"
+    if not isinstance(job.spec, CompressSpec):
+        msg = f"kind '{job.spec.kind}' is not 'compress'"
         raise BadInputError(msg)
     return job.spec
 
 
-def source_folder(job: Job, spec: QuantizeSpec) -> Path:
+def source_folder(job: Job, spec: CompressSpec) -> Path:
     """Return the folder of the original.
 
     Raises:
@@ -122,7 +143,7 @@ def check_reload(reloaded: Perplexity | None, in_memory: Perplexity) -> None:
 
 def assess_folder(folder: Path, dtype: WeightDtype, stages: Stages, job: Job) -> Assessment:
     """Return the figures of the folder's model, held as ``dtype``."""
-    spec = quantize_spec(job)
+    spec = compress_spec(job)
     meter = PeakMeter(pick_device())
     loaded = _load(folder, dtype)
     workload = Workload(1, spec.prompt_tokens, spec.output_tokens, spec.seed)
@@ -130,8 +151,8 @@ def assess_folder(folder: Path, dtype: WeightDtype, stages: Stages, job: Job) ->
     return assess(job, loaded, sampling, meter, stages.via(job.emitter))
 
 
-def _quantise(source: Path, target: Path, stages: Stages, job: Job) -> Perplexity:
-    spec = quantize_spec(job)
+def _by_library(source: Path, target: Path, stages: Stages, job: Job) -> Compressed:
+    spec = compress_spec(job)
     loaded = _load(source, spec.weight_dtype)
     tokenizer = require_tokenizer(loaded, "perplexity")
     ids = held_out_ids(job, loaded)
@@ -143,7 +164,8 @@ def _quantise(source: Path, target: Path, stages: Stages, job: Job) -> Perplexit
     loaded.model.save_pretrained(str(target))
     tokenizer.save_pretrained(str(target))
     stages = stages.via(job.emitter)
-    return evaluate(loaded.model, ids, spec.evaluation_tokens, stages.advance)
+    found = evaluate(loaded.model, ids, spec.evaluation_tokens, stages.advance)
+    return Compressed(found, {})
 
 
 def _load(folder: Path, dtype: WeightDtype) -> LoadedModel:
@@ -152,12 +174,13 @@ def _load(folder: Path, dtype: WeightDtype) -> LoadedModel:
 
 
 def _publish(job: Job, outcome: Outcome) -> None:
-    spec = quantize_spec(job)
+    spec = compress_spec(job)
     measured = outcome.measured()
     notes = _notes(spec, outcome.after)
-    settings = {"weight_dtype": spec.weight_dtype, "method": notes["weight_dtype"]}
+    settings = {"weight_dtype": spec.weight_dtype, "method": spec.method, "how": notes["method"]}
+    settings |= spec.settings
     card = card_text(
-        "Model quantised by Slipway",
+        "Model compressed by Slipway",
         {"Settings": settings, "Evaluation": measured, "How it was measured": notes},
     )
     facts: Mapping[str, object] = {**settings, "perplexity": measured["perplexity"]}
@@ -176,20 +199,39 @@ def _ratio(after: Assessment, original: Assessment) -> dict[str, float]:
     }
 
 
-def group_size_note(spec: QuantizeSpec) -> dict[str, str]:
-    """Return a note when int4 was asked for in blocks that nf4 does not have."""
-    if spec.weight_dtype != "int4" or spec.group_size == NF4_BLOCK:
+HOW_LAYERWISE = {
+    "rtn": "each weight to its nearest code",
+    "gptq": "GPTQ (own code): columns in turn, the error passed on through the inverse Hessian",
+    "quantease": "QuantEase (own code): coordinate descent over the columns",
+    "magnitude": "the smallest weights of each matrix set to zero",
+    "wanda": "Wanda (own code): weights of least size times input norm set to zero, by row",
+    "sparsegpt": "SparseGPT (own code): pruned by block, the error passed on",
+}
+PACKED = "; compressed-tensors pack-quantized, lm_head and embedding bf16"
+PLAIN = "; plain bf16 tensors: compressed_bytes says what codes, or mask and values, would take"
+
+
+def how(spec: CompressSpec) -> str:
+    """Return in words what was done to the weights and how they are stored."""
+    if spec.is_layerwise:
+        return HOW_LAYERWISE[spec.method] + (PACKED if spec.is_packed else PLAIN)
+    return HOW_QUANTISED.get(spec.weight_dtype, "plain bf16 weights")
+
+
+def group_size_note(spec: CompressSpec) -> dict[str, str]:
+    """Return a note when nf4 was asked for in blocks that it does not have."""
+    if spec.method != "nf4" or spec.group_size == NF4_BLOCK:
         return {}
     return {"group_size": f"nf4 has blocks of {NF4_BLOCK} weights; {spec.group_size} was asked"}
 
 
-def _notes(spec: QuantizeSpec, after: Assessment) -> dict[str, str]:
+def _notes(spec: CompressSpec, after: Assessment) -> dict[str, str]:
     return {
         **group_size_note(spec),
         **after.notes(),
-        "weight_dtype": HOW_QUANTISED.get(spec.weight_dtype, "plain bf16 weights"),
+        "method": how(spec),
         "original": "the model as bf16, the dtype that stays around int8 and int4 matrices",
-        "perplexity_ratio": "quantised / original on the same windows, pair by pair",
+        "perplexity_ratio": "compressed / original on the same windows, pair by pair",
         "disk_bytes": "safetensors files",
         "device": str(pick_device()),
         "threads": str(num_threads()),
@@ -200,7 +242,3 @@ def _move_files(saved: Path, target: Path) -> None:
     for path in saved.iterdir():
         path.rename(target / path.name)
     saved.rmdir()
-
-
-if __name__ == "__main__":
-    run_job("quantize", work)

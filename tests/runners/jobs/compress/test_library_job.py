@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from runners.jobs.artefacts import file_sha256
+from runners.jobs.compress.job import ReloadError, check_reload, group_size_note, source_folder
 from runners.jobs.evaluation import Perplexity, evaluate
 from runners.jobs.loading import load_folder, load_tokenizer
-from runners.jobs.quantize import ReloadError, check_reload, group_size_note, source_folder
 from runners.jobs.runtime import BadInputError, MissingModelError
-from runners.jobspec import ArtefactModel, QuantizeSpec, RandomModel
+from runners.jobspec import ArtefactModel, CompressSpec, RandomModel
 from runners.messages import ArtefactBody, ResultBody
 from tests.runners.jobs.harness import TINY, TINY_CONFIG
 
@@ -118,31 +118,31 @@ def test_the_job_is_silent_on_standard_error(finished):
 def test_int4_and_int8_say_what_they_are(finished, name):
     notes = finished.bodies("result")[0]["notes"]
 
-    assert {"int8": "torchao Int8", "int4": "bitsandbytes nf4"}[name] in notes["weight_dtype"]
+    assert {"int8": "torchao Int8", "int4": "bitsandbytes nf4"}[name] in notes["method"]
 
 
 @pytest.mark.parametrize(
-    ("dtype", "group_size", "expected"),
-    [("int4", 64, {}), ("int8", 32, {}), ("int4", 32, {"group_size": "nf4 has blocks of 64"})],
+    ("method", "group_size", "expected"),
+    [("nf4", 64, {}), ("int8", 32, {}), ("nf4", 32, {"group_size": "nf4 has blocks of 64"})],
 )
-def test_a_group_size_that_nf4_lacks_is_noted(dtype, group_size, expected):
+def test_a_group_size_that_nf4_lacks_is_noted(method, group_size, expected):
     model = ArtefactModel(attempt_id="a1")
 
-    notes = group_size_note(QuantizeSpec(model=model, weight_dtype=dtype, group_size=group_size))
+    notes = group_size_note(CompressSpec(model=model, method=method, group_size=group_size))
 
     assert {name: text[:20] for name, text in notes.items()} == expected
 
 
 @pytest.mark.parametrize("model", [TINY, RandomModel(config=TINY_CONFIG)], ids=lambda m: m.source)
 def test_a_model_without_trained_weights_is_refused_with_the_way_out(make_job, model):
-    job = make_job(QuantizeSpec(model=model))
+    job = make_job(CompressSpec(model=model))
 
     with pytest.raises(MissingModelError, match="run the training job first"):
         source_folder(job, job.spec)
 
 
 def test_a_quantised_model_is_not_quantised_again(make_job, int8):
-    job = make_job(QuantizeSpec(model=ArtefactModel(attempt_id="int8")))
+    job = make_job(CompressSpec(model=ArtefactModel(attempt_id="int8")))
 
     with pytest.raises(BadInputError, match="holds int8 weights already; choose its original"):
         source_folder(job, job.spec)

@@ -1,0 +1,181 @@
+"""Apply a method to a whole model, layer by layer, and know its perplexity before it is saved.
+
+Calibration text and held-out text go through the layers side by side: each layer sees both as
+the compressed layers before it left them.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from runners.jobs.compress.layers import SEQUENCES_AT_ONCE, Extra, Hidden, LayerwiseModel
+from runners.jobs.compress.methods import METHODS, grid_of
+from runners.jobs.compress.results import Tensors, format_config, tensors_of, unpacked
+from runners.jobs.compress.statistics import InputStatistics, output_error
+from runners.jobs.compress.store import AROUND, LayerStore
+from runners.jobs.evaluation import Perplexity, Windows, token_nlls
+from runners.jobspec import CompressSpec
+
+OnLayer = Callable[[int, int, Mapping[str, float]], None]
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """What compressing a model found out beside its files."""
+
+    perplexity: Perplexity
+    figures: dict[str, float]
+
+
+@dataclass
+class _Streams:
+    """The activations of both texts on their way through the layers."""
+
+    calibration: Hidden
+    held_out: Hidden
+    extras: list[Extra]
+    held_out_extras: list[Extra]
+
+
+class Engine:
+    """One run of a method over a model folder."""
+
+    def __init__(self, model: LayerwiseModel, spec: CompressSpec, store: LayerStore) -> None:
+        """Hold the parts."""
+        self.model = model
+        self.spec = spec
+        self.store = store
+
+    def run(self, calibration: torch.Tensor, windows: Windows, on_layer: OnLayer) -> Compressed:
+        """Compress every layer that is not done yet; return the perplexity on the windows."""
+        held_out_ids = torch.from_numpy(windows.ids)
+        inputs, extras = self.model.embed(calibration)
+        held_out, held_out_extras = self.model.embed(held_out_ids)
+        streams = _Streams(inputs, held_out, extras, held_out_extras)
+        count = len(self.model.layers)
+        totals: dict[str, float] = {}
+        for index in range(count):
+            figures = self._layer(index, streams)
+            totals = {name: totals.get(name, 0.0) + value for name, value in figures.items()}
+            on_layer(index + 1, count, figures)
+        around = {name: self.model.read(name) for name in self.model.names_around()}
+        self.store.write(AROUND, around, {})
+        return Compressed(self._perplexity(streams.held_out, windows), totals)
+
+    @property
+    def keys(self) -> list[str]:
+        """Return the store's keys in the order of the model."""
+        return [AROUND, *(_key(index) for index in range(len(self.model.layers)))]
+
+    def config(self) -> dict[str, Any]:
+        """Return config.json of what was made."""
+        config: dict[str, Any] = self.model.config.to_dict()
+        config["dtype"] = str(self.model.dtype).removeprefix("torch.")
+        if self.spec.is_packed:
+            config["quantization_config"] = format_config(grid_of(self.spec))
+        return config
+
+    # One layer
+
+    def _layer(self, index: int, streams: _Streams) -> dict[str, float]:
+        self.model.load_layer(index)
+        done = self.store.read(_key(index))
+        if done is None:
+            tensors, figures = self._compress(index, streams)
+            self.store.write(_key(index), tensors, figures)
+        else:
+            tensors, figures = done
+            self._take(index, tensors)
+        streams.calibration = self.model.run(index, streams.calibration, streams.extras[index])
+        streams.held_out = self.model.run(index, streams.held_out, streams.held_out_extras[index])
+        self.model.drop_layer(index)
+        return figures
+
+    @torch.inference_mode()
+    def _compress(self, index: int, streams: _Streams) -> tuple[Tensors, dict[str, float]]:
+        """Compress the loaded layer's matrices in place; return its tensors and figures."""
+        began = time.monotonic()
+        seen = self._statistics(index, streams)
+        figures = {"weight_error": 0.0, "compressed_bytes": 0.0, "original_matrix_bytes": 0.0}
+        tensors: Tensors = {}
+        for name, linear in self.model.linears(index).items():
+            weight = linear.weight.data
+            matrix = METHODS[self.spec.method](weight, seen[name], self.spec)
+            made = matrix.weight().to(weight.dtype)
+            figures["weight_error"] += output_error(weight, made, seen[name].gram)
+            figures["compressed_bytes"] += matrix.stored_bytes
+            figures["original_matrix_bytes"] += weight.numel() * weight.element_size()
+            linear.weight.data = made
+            own = tensors_of(matrix)
+            tensors |= {self.model.name_of(index, f"{name}.{key}"): t for key, t in own.items()}
+        tensors |= self._rest_of(index)
+        figures["layer_seconds"] = time.monotonic() - began
+        return tensors, figures
+
+    def _statistics(self, index: int, streams: _Streams) -> dict[str, InputStatistics]:
+        linears = self.model.linears(index)
+        seen = {name: InputStatistics(each.in_features) for name, each in linears.items()}
+
+        def hook_of(name: str) -> Callable[..., None]:
+            return lambda _module, inputs: seen[name].add(inputs[0])
+
+        with ExitStack() as hooks:
+            for name, linear in linears.items():
+                hooks.callback(linear.register_forward_pre_hook(hook_of(name)).remove)
+            for some in torch.split(streams.calibration, SEQUENCES_AT_ONCE):
+                self.model.run(index, some, streams.extras[index])
+        return seen
+
+    def _rest_of(self, index: int) -> Tensors:
+        """Return the layer's tensors that no method touches: norms and biases."""
+        matrices = {f"{name}.weight" for name in self.model.linears(index)}
+        return {
+            self.model.name_of(index, name): each.detach().cpu().contiguous()
+            for name, each in self.model.layers[index].state_dict().items()
+            if name not in matrices
+        }
+
+    def _take(self, index: int, tensors: Tensors) -> None:
+        """Give the loaded layer the weights that an earlier run of this job made."""
+        prefix = self.model.name_of(index, "")
+        own = {name.removeprefix(prefix): each for name, each in tensors.items()}
+        for name, linear in self.model.linears(index).items():
+            parts = {
+                key.removeprefix(f"{name}."): each
+                for key, each in own.items()
+                if key.startswith(f"{name}.")
+            }
+            if self.spec.is_packed:
+                made = unpacked(parts, grid_of(self.spec)).weight()
+            else:
+                made = parts["weight"]
+            linear.weight.data = made.to(linear.weight.device, linear.weight.dtype)
+        plain = {name: own[name] for name in self.model.layers[index].state_dict() if name in own}
+        self.model.layers[index].load_state_dict(plain, strict=False)
+
+    def _perplexity(self, hidden: Hidden, windows: Windows) -> Perplexity:
+        ids = torch.from_numpy(windows.ids)
+        parts = [
+            token_nlls(
+                self.model.logits(hidden[at : at + 1], ids[at : at + 1], windows.stride + 1),
+                ids[at : at + 1],
+                windows.stride,
+            )
+            for at in range(len(ids))
+        ]
+        means = torch.cat(parts).mean(dim=1).numpy()
+        return Perplexity(means, means.size * windows.stride, windows.length)
+
+
+def _key(index: int) -> str:
+    return f"layer-{index:05d}"
+
+
+def settings_of(spec: CompressSpec) -> str:
+    """Return what must be equal for a finished layer to count."""
+    return json.dumps(spec.model_dump(mode="json"), sort_keys=True)

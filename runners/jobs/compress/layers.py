@@ -1,0 +1,135 @@
+"""A causal language model of which one decoder layer at a time has weights.
+
+Everything around the layers stays in memory; a layer is read when its turn comes and dropped
+afterwards, so that the largest model needs one layer, its embeddings and the text's activations.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+# transformers ships types, but leaves some of its functions without.
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from runners.jobs.compress.weights import WeightReader
+from runners.jobs.runtime import BadInputError
+
+SEQUENCES_AT_ONCE = 4
+Hidden = torch.Tensor
+Extra = Mapping[str, Any]  # what a layer is called with beside the hidden states
+
+
+class LayerwiseModel:
+    """The skeleton of a model folder, the names of its layers' weights, and their reader."""
+
+    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+        """Read all that stands around the decoder layers.
+
+        Raises:
+            BadInputError: the config describes no such model, or does not match the weights.
+        """
+        self.config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+        with init_empty_weights(include_buffers=False):
+            self.model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                self.config, dtype=dtype
+            )
+        self.device = device
+        self.dtype = dtype
+        self.layers, self.prefix = _decoder_layers(self.model)
+        self.reader = WeightReader(folder, self.model)
+        torch.nn.Module.eval(self.model)
+        around = {name: self.read(name) for name in self.names_around()}
+        self.model.load_state_dict(around, strict=False, assign=True)
+        self.model.tie_weights()
+        for name, buffer in list(self.model.named_buffers()):
+            owner, _, last = name.rpartition(".")
+            setattr(self.model.get_submodule(owner), last, buffer.to(device))
+
+    def names_around(self) -> list[str]:
+        """Return the stored tensors that belong to no decoder layer."""
+        return [name for name in self.reader.names if not name.startswith(f"{self.prefix}.")]
+
+    def name_of(self, index: int, name: str) -> str:
+        """Return the full name of something in a layer."""
+        return f"{self.prefix}.{index}.{name}"
+
+    def load_layer(self, index: int) -> torch.nn.Module:
+        """Return the layer with its weights."""
+        layer = self.layers[index]
+        own = f"{self.prefix}.{index}."
+        names = [name for name in self.reader.names if name.startswith(own)]
+        tensors = {name.removeprefix(own): self.read(name) for name in names}
+        layer.load_state_dict(tensors, strict=False, assign=True)
+        return layer
+
+    def drop_layer(self, index: int) -> None:
+        """Let the layer's weights go."""
+        torch.nn.Module.to(self.layers[index], "meta")
+
+    @torch.inference_mode()
+    def embed(self, ids: torch.Tensor) -> tuple[Hidden, list[Extra]]:
+        """Return what reaches the first layer, and with what else each layer is called.
+
+        ``ids`` [sequences, tokens] are of one length: the first one's call stands for all.
+        """
+        calls: list[tuple[Hidden, Extra]] = []
+
+        def pass_on(hidden: Hidden, **extra: Any) -> Hidden:
+            calls.append((hidden, extra))
+            return hidden
+
+        with self._layers_as(pass_on):
+            for row in ids.split(1):
+                self.model(row.to(self.device), use_cache=False, logits_to_keep=1)
+        count = len(self.layers)
+        return torch.cat([hidden for hidden, _ in calls[::count]]), [
+            extra for _, extra in calls[:count]
+        ]
+
+    @torch.inference_mode()
+    def run(self, index: int, hidden: Hidden, extra: Extra) -> Hidden:
+        """Return what the loaded layer makes of all sequences."""
+        layer = self.layers[index]
+        outputs = [layer(some, **extra) for some in hidden.split(SEQUENCES_AT_ONCE)]
+        return torch.cat([each[0] if isinstance(each, tuple) else each for each in outputs])
+
+    @torch.inference_mode()
+    def logits(self, hidden: Hidden, ids: torch.Tensor, keep: int) -> torch.Tensor:
+        """Return the logits of the last ``keep`` positions from what the last layer left."""
+        with self._layers_as(lambda _given, **_extra: hidden):
+            output = self.model(ids.to(self.device), use_cache=False, logits_to_keep=keep)
+        found: torch.Tensor = output.logits
+        return found
+
+    def linears(self, index: int) -> dict[str, torch.nn.Linear]:
+        """Return the layer's linear modules by their names within it."""
+        modules = self.layers[index].named_modules()
+        return {name: each for name, each in modules if isinstance(each, torch.nn.Linear)}
+
+    @contextmanager
+    def _layers_as(self, function: Callable[..., Hidden]) -> Iterator[None]:
+        for layer in self.layers:
+            vars(layer)["forward"] = function
+        try:
+            yield
+        finally:
+            for layer in self.layers:
+                del vars(layer)["forward"]
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return a stored tensor on the device, in the model's dtype."""
+        return self.reader.read(name).to(self.device, self.dtype)
+
+
+def _decoder_layers(model: PreTrainedModel) -> tuple[torch.nn.ModuleList, str]:
+    count = int(model.config.num_hidden_layers)
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.ModuleList) and len(module) == count:
+            return module, name
+    msg = f"a '{model.config.model_type}' model has no list of {count} decoder layers"
+    raise BadInputError(msg)

@@ -1,0 +1,129 @@
+"""Compress a model folder layer by layer into another one."""
+
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from runners.jobs.artefacts import weight_file_bytes
+from runners.jobs.assessment import held_out_ids
+from runners.jobs.compress.engine import Compressed, Engine, settings_of
+from runners.jobs.compress.layers import LayerwiseModel
+from runners.jobs.compress.pruning import BLOCK
+from runners.jobs.compress.store import LayerStore
+from runners.jobs.corpus import load_corpus
+from runners.jobs.evaluation import Windows, windows_of
+from runners.jobs.loading import (
+    BASE_DTYPE,
+    LoadedModel,
+    load_tokenizer,
+    pick_device,
+    require_tokenizer,
+)
+from runners.jobs.memory import PeakMeter
+from runners.jobs.runtime import BadInputError, Job, MissingModelError
+from runners.jobs.stages import Stages
+from runners.jobs.tokenizer import TokenIds, tokenized
+from runners.jobspec import CompressSpec
+
+COPIED = ("generation_config.json",)
+SPARE_SHARE = 0.1  # of the source's weights: what the disk should have beside them
+
+
+def compress_folder(
+    source: Path, target: Path, spec: CompressSpec, stages: Stages, job: Job
+) -> Compressed:
+    """Write the compressed model to ``target``; return its figures and perplexity in memory.
+
+    Raises:
+        BadInputError: a weight is no number.
+    """
+    stages = stages.via(job.emitter)
+    device = pick_device()
+    meter = PeakMeter(device)
+    began = time.monotonic()
+    tokenizer = load_tokenizer(source)
+    model = LayerwiseModel(source, device, BASE_DTYPE)
+    loaded = LoadedModel(model.model, tokenizer, device)
+    windows, calibration = texts(job, loaded, spec)
+    store = LayerStore(job.checkpoint_dir, settings_of(spec))
+    engine = Engine(model, spec, store)
+
+    def on_layer(done: int, count: int, figures: Mapping[str, float]) -> None:
+        job.emitter.metric(figures, step=done)
+        stages.advance(done / count)
+
+    found = engine.run(calibration, windows, on_layer)
+    store.assemble(target, engine.keys)
+    (target / "config.json").write_text(json.dumps(engine.config(), indent=2, sort_keys=True))
+    if loaded.tokenizer is not None:
+        loaded.tokenizer.save_pretrained(str(target))
+    for name in COPIED:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+    peak = meter.read()
+    measured = {
+        "compress_seconds": time.monotonic() - began,
+        "compress_peak_memory_bytes": float(peak.bytes),
+        "calibration_tokens": float(calibration.numel()),
+    }
+    return Compressed(found.perplexity, {**found.figures, **measured})
+
+
+def check_folder(source: Path, spec: CompressSpec, job: Job) -> None:
+    """Refuse what cannot be compressed before anything is measured.
+
+    Raises:
+        BadInputError: the folder's parts do not match, a group does not divide a row, or the
+            disk is too small.
+        MissingModelError: there is no tokenizer, which the calibration text needs.
+    """
+    check_disk(job.attempt_dir, weight_file_bytes(source))
+    model = LayerwiseModel(source, torch.device("cpu"), BASE_DTYPE)
+    loaded = LoadedModel(model.model, load_tokenizer(source), model.device)
+    require_tokenizer(loaded, "the calibration text")
+    needed = spec.group_size if spec.has_groups else BLOCK if spec.pattern == "2:4" else 1
+    for name, linear in model.linears(0).items():
+        if linear.in_features % needed:
+            msg = (
+                f"{model.name_of(0, name)} has rows of {linear.in_features} weights, which do "
+                f"not divide into groups of {needed}; choose another "
+                f"{'group_size' if spec.has_groups else 'pattern'}"
+            )
+            raise BadInputError(msg)
+
+
+def texts(job: Job, loaded: LoadedModel, spec: CompressSpec) -> tuple[Windows, torch.Tensor]:
+    """Return the held-out windows, and as long pieces of the training text to calibrate with."""
+    corpus = load_corpus()
+    tokenizer = require_tokenizer(loaded, "the calibration text")
+    held_out = held_out_ids(job, loaded, corpus)
+    if held_out is None:
+        msg = "the model lost its tokenizer.json while the job ran; put it back"
+        raise MissingModelError(msg)
+    windows = windows_of(loaded.model.config, held_out, spec.evaluation_tokens)
+    ids = tokenized(tokenizer, corpus.train, f"{corpus.digest}/train", job.cache_dir)
+    return windows, pieces(ids, windows.length, spec.calibration_tokens, spec.seed)
+
+
+def pieces(ids: TokenIds, length: int, num_tokens: int, seed: int) -> torch.Tensor:
+    """Return pieces [count, length] of the text at places that the seed chose."""
+    count = max(1, num_tokens // length)
+    starts = np.random.default_rng(seed).integers(0, len(ids) - length, size=count)
+    return torch.from_numpy(np.stack([ids[at : at + length] for at in starts]).astype(np.int64))
+
+
+def check_disk(folder: Path, needed_bytes: int) -> None:
+    """Raise BadInputError where the folder's disk has no room for as many bytes and some spare."""
+    free = shutil.disk_usage(folder).free
+    needed = round(needed_bytes * (1 + SPARE_SHARE))
+    if free < needed:
+        msg = (
+            f"the compressed model may take {needed} bytes and {folder} has {free} free; remove "
+            "old attempts or put the host's folder on a larger disk"
+        )
+        raise BadInputError(msg)
