@@ -25,6 +25,14 @@ class GuardedLogin(LoginView):
             return self._wait(problem)
         return super().post(request, *args, **kwargs)
 
+    def get_form(self, form_class: type[AuthenticationForm] | None = None) -> AuthenticationForm:
+        """Return the form; whoever is known already begins with the password."""
+        form = super().get_form(form_class)
+        if self.request.user.is_authenticated:
+            form.fields["username"].widget.attrs.pop("autofocus", None)
+            form.fields["password"].widget.attrs["autofocus"] = True
+        return form
+
     def form_valid(self, form: AuthenticationForm) -> HttpResponse:
         """Let the person in."""
         tries_forgive(self.tried)

@@ -6,6 +6,7 @@ from django.conf import settings
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
 from django.db import models
 
+from webapp.accounts.browsers import browser_words
 from webapp.core.ids import UlidModel
 
 
@@ -140,3 +141,8 @@ class OpenSession(UlidModel):
 
     def __str__(self) -> str:
         return f"session of {self.user_id}"
+
+    @property
+    def words(self) -> str:
+        """The browser as its user knows it."""
+        return browser_words(self.browser)

@@ -47,7 +47,8 @@ class StaffSite(AdminSite):
         if request.user.is_authenticated and not super().has_permission(request):
             raise PermissionDenied("The administration is for staff alone.")
         context = {"again": request.user.is_authenticated}
-        return GuardedLogin.as_view(extra_context=context)(request)
+        known = {"username": request.user.get_username()}
+        return GuardedLogin.as_view(extra_context=context, initial=known)(request)
 
     def admin_view(self, view: Callable[..., Any], cacheable: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002 (Django's signature)
         """Guard a view, and record what it writes in the transaction that writes it."""

@@ -33,6 +33,7 @@ def test_showing_the_password_again_opens_it(root):
     with time_machine.travel(now() + timedelta(minutes=16)):
         page = client.get("/admin/login/?next=/admin/").content.decode()
         assert "Show your password again" in page
+        assert 'value="root"' in page
         sent = {"username": "root", "password": PASSWORD, "next": "/admin/"}
         assert client.post("/admin/login/?next=/admin/", sent).headers["Location"] == "/admin/"
         assert client.get("/admin/").status_code == 200

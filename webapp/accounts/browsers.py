@@ -1,0 +1,30 @@
+"""What a browser calls itself, as a person would."""
+
+import re
+
+# Browsers pretend to be older ones: the most special name comes first.
+NAMES = (
+    ("Edge", r"Edg(?:e|A|iOS)?/(\d+)"),
+    ("Opera", r"OPR/(\d+)"),
+    ("Firefox", r"(?:Firefox|FxiOS)/(\d+)"),
+    ("Chrome", r"(?:Chrome|CriOS)/(\d+)"),
+    ("Safari", r"Version/(\d+)[\d.]* (?:Mobile/\w+ )?Safari/"),
+)
+SYSTEMS = (
+    ("Android", "Android"),
+    ("iPhone", "iPhone"),
+    ("iPad", "iPad"),
+    ("Windows", "Windows"),
+    ("macOS", "Mac OS X"),
+    ("Linux", "Linux"),
+)
+LONGEST = 40
+
+
+def browser_words(user_agent: str) -> str:
+    """Return a browser's name, version and system; of one that is not known, how it begins."""
+    for name, pattern in NAMES:
+        if found := re.search(pattern, user_agent):
+            system = next((words for words, mark in SYSTEMS if mark in user_agent), "")
+            return f"{name} {found[1]} on {system}" if system else f"{name} {found[1]}"
+    return user_agent[:LONGEST] or "unknown"
