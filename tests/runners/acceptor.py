@@ -24,6 +24,7 @@ from runners.messages import (
     ClaimRequest,
     EnrollReply,
     EnrollRequest,
+    EpochShown,
     EventAck,
     EventBatch,
     Message,
@@ -95,6 +96,7 @@ class Acceptor:
         self.lose_replies = 0  # of claims and rotations: they are taken, and the answer is lost
         self.wants_rotation = False
         self.wants_recheck = False
+        self.epoch: EpochShown | None = None
         self.echoed: list[int] = []  # bytes that hosts asked back
         self.digests: set[str] = set()  # of secrets that hosts made themselves
         self.caller = ""
@@ -170,6 +172,7 @@ class Acceptor:
             run_microbench=self.microbench is None,
             rotate=self.wants_rotation,
             recheck=self.wants_recheck,
+            epoch=self.epoch,
         )
 
     def rotate(self, request: RotateRequest) -> tuple[int, object]:

@@ -11,6 +11,7 @@ from runners.agent import Agent, AlreadyRunningError
 from runners.config import HostDir
 from runners.facts import Microbench
 from runners.jobspec import ArtefactModel, BenchmarkSpec, FolderModel
+from runners.messages import EpochShown
 from runners.supervision import procfs, record
 from runners.wake import wake_agent
 from tests.runners.programs import FOREVER, SAY
@@ -65,6 +66,19 @@ def test_a_wanted_attempt_is_claimed_run_and_told_to_its_end(acceptor, serve):
     assert stored.of_kind("result")[0]["measured"] == {"perplexity": 3.0}
     assert stored.exit["reason"] == "ok"
     assert stored.num_duplicates == 0
+
+
+def test_for_a_server_that_went_back_nothing_starts_until_it_is_further_on(acceptor, serve):
+    acceptor.epoch = EpochShown(number=7, proof="a" * 64)
+
+    with serve():
+        wait_for(lambda: acceptor.beats and acceptor.beats[-1].epoch == acceptor.epoch)
+        acceptor.epoch = EpochShown(number=6, proof="b" * 64)
+        stored = acceptor.want(A1)
+        wait_for(lambda: "restored from a backup" in " ".join(acceptor.beats[-1].problems))
+        assert not stored.claim_id
+        acceptor.epoch = EpochShown(number=8, proof="c" * 64)
+        wait_for(lambda: stored.has_exited)
 
 
 def test_the_first_beat_brings_the_facts_and_says_that_the_agent_started(acceptor, serve):
