@@ -89,6 +89,13 @@ def beats() -> Iterator[Figure]:
         yield from (Figure(*row) for row in crowd.figures(Path(data)))
 
 
+def generation() -> Iterator[Figure]:
+    """Measure what each way of generating brings over the plain one, in a process with torch."""
+    module = [sys.executable, "-m", "runners.jobs.generate.bench"]
+    found = subprocess.run(module, cwd=site.ROOT, check=True, capture_output=True, text=True)
+    yield from (Figure(*json.loads(line)) for line in found.stdout.splitlines())
+
+
 BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "import": planner_import,
     "estimate": estimates,
@@ -96,6 +103,7 @@ BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "planner": search,
     "start": start,
     "beats": beats,
+    "generate": generation,
 }
 
 
@@ -103,7 +111,7 @@ class Command(BaseCommand):
     """Run one bench or all of them."""
 
     requires_system_checks = ()
-    help = "Measure speed: import, estimate, replan, planner, start, beats. Without a name, all."
+    help = f"Measure speed: {', '.join(BENCHES)}. Without a name, all."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Offer the names and a machine-readable form."""
