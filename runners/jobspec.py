@@ -315,6 +315,17 @@ class GenerateSpec(RunDocument):
         return self
 
 
+class EvaluateSpec(RunDocument):
+    """Judge a model on held-out text; with ``original`` also how far it is from that one."""
+
+    kind: Literal["evaluate"] = "evaluate"
+    model: ModelRef
+    weight_dtype: WeightDtype = "bf16"
+    original: ModelRef | None = None
+    evaluation_tokens: PositiveInt = 8192
+    seed: int = 17
+
+
 class DrillSpec(RunDocument):
     """Rehearse a job without a model: short steps, some figures, and an ending of one's choice.
 
@@ -335,10 +346,11 @@ class DrillSpec(RunDocument):
 
 
 _Model = Annotated[
-    TrainSpec | CompressSpec | BenchmarkSpec | GenerateSpec, Field(discriminator="kind")
+    TrainSpec | CompressSpec | EvaluateSpec | BenchmarkSpec | GenerateSpec,
+    Field(discriminator="kind"),
 ]
 _Any = Annotated[
-    TrainSpec | CompressSpec | BenchmarkSpec | GenerateSpec | DrillSpec,
+    TrainSpec | CompressSpec | EvaluateSpec | BenchmarkSpec | GenerateSpec | DrillSpec,
     Field(discriminator="kind"),
 ]
 ModelSpec = Annotated[_Model, BeforeValidator(upgraded)]  # what works on a model

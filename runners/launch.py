@@ -16,6 +16,7 @@ from runners.jobspec import (
     ArtefactModel,
     DraftGuess,
     DrillSpec,
+    EvaluateSpec,
     FilePrompts,
     FolderModel,
     GenerateSpec,
@@ -30,6 +31,7 @@ from runners.reasons import Reason
 JOB_MODULES: Mapping[str, str] = {
     "train": "runners.jobs.train",
     "compress": "runners.jobs.compress",
+    "evaluate": "runners.jobs.evaluate",
     "benchmark": "runners.jobs.benchmark",
     "generate": "runners.jobs.generate",
     "drill": "runners.jobs.drill",
@@ -124,6 +126,8 @@ def confine(spec: JobSpec, roots: Sequence[Path], attempts_dir: Path) -> JobSpec
     if isinstance(spec, DrillSpec):
         return spec
     found: dict[str, object] = {"model": confine_model(spec.model, roots, attempts_dir)}
+    if isinstance(spec, EvaluateSpec) and spec.original is not None:
+        found["original"] = confine_model(spec.original, roots, attempts_dir)
     if isinstance(spec, GenerateSpec) and isinstance(spec.prompts, FilePrompts):
         found["prompts"] = FilePrompts(path=str(_path_below(spec.prompts.path, roots)))
     if isinstance(spec, GenerateSpec) and isinstance(spec.speculation, DraftGuess):

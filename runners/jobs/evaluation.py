@@ -34,7 +34,7 @@ class Perplexity:
     @property
     def interval(self) -> tuple[float, float]:
         """Return the 95 % interval: segments are taken as independent, tokens are not."""
-        mean, error = _mean_and_error(self.segment_nlls)
+        mean, error = mean_and_error(self.segment_nlls)
         return math.exp(mean - Z_95 * error), math.exp(mean + Z_95 * error)
 
     def measured(self, prefix: str = "") -> dict[str, float]:
@@ -59,7 +59,7 @@ def perplexity_ratio(after: Perplexity, before: Perplexity) -> tuple[float, floa
 
     Pairing cancels how hard each piece of text is, so the ratio is far surer than either.
     """
-    mean, error = _mean_and_error(after.segment_nlls - before.segment_nlls)
+    mean, error = mean_and_error(after.segment_nlls - before.segment_nlls)
     return math.exp(mean), math.exp(mean - Z_95 * error), math.exp(mean + Z_95 * error)
 
 
@@ -147,7 +147,8 @@ def token_nlls(logits: torch.Tensor, batch: torch.Tensor, stride: int) -> torch.
     return nll.view(targets.shape).double().cpu()
 
 
-def _mean_and_error(values: Nlls) -> tuple[float, float]:
+def mean_and_error(values: Nlls) -> tuple[float, float]:
+    """Return the mean of windows and its standard error, 0 for a single one."""
     if len(values) == 1:
         return float(values[0]), 0.0
     return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values)))

@@ -15,6 +15,7 @@ from runners.jobspec import (
     CompressSpec,
     DemoModel,
     DrillSpec,
+    EvaluateSpec,
     FilePrompts,
     FolderModel,
     GenerateSpec,
@@ -43,6 +44,7 @@ def resolve(path: str, roots: tuple[Path, ...]) -> str:
     [
         (TrainSpec(), "runners.jobs.train"),
         (CompressSpec(model=DemoModel()), "runners.jobs.compress"),
+        (EvaluateSpec(model=DemoModel()), "runners.jobs.evaluate"),
         (BenchmarkSpec(model=DemoModel()), "runners.jobs.benchmark"),
         (GenerateSpec(model=DemoModel()), "runners.jobs.generate"),
         (DrillSpec(), "runners.jobs.drill"),
@@ -55,7 +57,9 @@ def test_each_kind_of_job_has_its_own_module(spec, module):
 def test_a_kind_that_the_host_does_not_know_is_refused():
     spec = BenchmarkSpec.model_construct(kind="serve", model=DemoModel())
 
-    with pytest.raises(LaunchRefusedError, match="this host runs train, compress, benchmark"):
+    with pytest.raises(
+        LaunchRefusedError, match="this host runs train, compress, evaluate, benchmark"
+    ):
         render_argv(spec, Path("/a/1"))
 
 
@@ -111,6 +115,13 @@ def test_a_prompts_file_below_a_root_is_resolved(roots):
     found = confine(spec, roots, roots[0].parent / "attempts")
 
     assert found.prompts == FilePrompts(path=str(roots[0] / "p.txt"))
+
+
+def test_the_original_of_an_evaluation_lies_below_a_root_too(roots):
+    spec = EvaluateSpec(model=DemoModel(), original=FolderModel(path="../elsewhere/llama"))
+
+    with pytest.raises(LaunchRefusedError, match="is outside of"):
+        confine(spec, roots, roots[0].parent / "attempts")
 
 
 def test_a_path_with_a_null_byte_is_refused(roots):

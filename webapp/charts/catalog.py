@@ -73,6 +73,7 @@ BY_KIND: dict[str, tuple[ChartSpec, ...]] = {
     "benchmark": (PREFILL, DECODE, MEMORY, PROCESSOR),
     "generate": (TOKENS, PREFILL, DECODE, MEMORY, PROCESSOR),
     "compress": (PREFILL, DECODE, MEMORY, PROCESSOR),
+    "evaluate": (MEMORY, PROCESSOR),
     "drill": (LOSS, MEMORY, PROCESSOR),
 }
 _UNITS_BY_SUFFIX = (

@@ -113,7 +113,7 @@ def questions_of(job: Job) -> Iterator[Question]:
     elif isinstance(spec, GenerateSpec):
         if is_as_planned(spec):
             yield Question(_ask(request, request.workload, strategy), "")
-    else:
+    elif isinstance(spec, CompressSpec):
         for prefix, dtype in ((ORIGINAL_PREFIX, "bf16"), ("", spec.held_dtype)):
             stored = Strategy.model_validate({"weight_dtype": dtype})
             yield Question(_ask(request, _generation(spec, 1), stored), prefix)

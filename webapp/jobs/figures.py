@@ -20,6 +20,7 @@ MINUS = "\N{MINUS SIGN}"
 KIND_WORDS = {
     "train": "Train",
     "compress": "Compress",
+    "evaluate": "Evaluate",
     "benchmark": "Benchmark",
     "generate": "Generate",
     "drill": "Drill",

@@ -51,7 +51,7 @@ class Job(TeamOwned):
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
     )
     name = models.CharField(max_length=120)
-    kind = models.CharField(max_length=24)  # the spec's kind: train, compress, benchmark
+    kind = models.CharField(max_length=24)  # the spec's kind: train, compress, evaluate, benchmark
     model_name = models.CharField(max_length=120, blank=True)
     spec = models.JSONField()  # runners.jobspec.JobSpec
     plan = models.ForeignKey(

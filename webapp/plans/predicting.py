@@ -4,7 +4,7 @@ from typing import Any
 
 from planner.specs.estimate import Estimate
 from planner.specs.plan import PlannedStrategy
-from runners.jobspec import BenchmarkSpec, GenerateSpec, ModelSpec, TrainSpec
+from runners.jobspec import BenchmarkSpec, EvaluateSpec, GenerateSpec, ModelSpec, TrainSpec
 from webapp.plans.planning import estimate_generation
 from webapp.plans.questions import Question
 from webapp.plans.verdict import figure_values
@@ -35,6 +35,8 @@ def prediction_of(
         return _figures(best, GENERATE_METRICS, spec.batch_size)
     if isinstance(spec, BenchmarkSpec):
         return _figures(best, BENCHMARK_METRICS, spec.batch_size)
+    if isinstance(spec, EvaluateSpec):
+        return {}
     found: dict[str, dict[str, Any]] = {}
     for prefix, dtype in (("original_", "bf16"), ("", spec.held_dtype)):
         tokens = (spec.prompt_tokens, spec.output_tokens)

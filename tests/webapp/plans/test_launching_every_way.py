@@ -111,9 +111,7 @@ def test_what_a_job_is_expected_to_measure_has_interval_and_unit(plan, goal):
 @pytest.mark.parametrize(
     ("goal", "field", "value", "words"),
     [
-        ("compress", "method", "nf4", "8-bit or 4-bit"),
-        ("compress", "method", "gptq", "gptq is planned but does not run yet"),
-        ("compress", "method", "awq", "awq is planned but does not run yet"),
+        ("compress", "method", "awq", "AWQ is planned but does not run yet"),
         ("finetune", "method", "lora", "Choose the method “full”"),
         ("finetune", "method", "qlora", "Choose the method “full”"),
         ("finetune", "optimizer", "lion", "The trainer runs AdamW"),

@@ -1,0 +1,66 @@
+"""Which techniques a job really executes, through which library, and the test that runs it.
+
+What stands in no row is planned only. A test holds every named test to be there.
+"""
+
+import importlib.metadata
+from typing import Literal, NamedTuple
+
+Level = Literal["planned", "runs", "proven"]
+OWN = "own code"
+_COMPRESS = "tests/runners/jobs/compress"
+_RELOADS = (
+    f"{_COMPRESS}/test_layerwise_job.py::"
+    "test_plain_transformers_reads_the_folder_with_the_perplexity_of_the_result"
+)
+
+
+class Ability(NamedTuple):
+    """How one technique runs: the job's kind, the distribution that does it, one test of it."""
+
+    job_kind: str
+    library: str
+    test: str
+    level: Level = "runs"
+
+    @property
+    def version(self) -> str:
+        """Return the library's version on this host; empty where it is ours or not installed."""
+        if self.library == OWN:
+            return ""
+        try:
+            return importlib.metadata.version(self.library)
+        except importlib.metadata.PackageNotFoundError:
+            return ""
+
+
+ABILITIES: dict[str, Ability] = {
+    "fp16_bf16": Ability(
+        "train",
+        "torch",
+        "tests/runners/jobs/test_train_job.py::"
+        "test_the_published_model_reads_text_as_the_result_says",
+    ),
+    "int8_weight_only": Ability(
+        "compress",
+        "torchao",
+        f"{_COMPRESS}/test_library_job.py::test_int8_matrices_take_half_of_bf16_and_their_scales",
+    ),
+    "int4_weight_only": Ability(
+        "compress",
+        "bitsandbytes",
+        f"{_COMPRESS}/test_library_job.py::test_int4_matrices_are_really_packed",
+    ),
+    "gptq": Ability("compress", OWN, _RELOADS),
+    "quantease": Ability("compress", OWN, _RELOADS),
+    "sparsegpt": Ability("compress", OWN, _RELOADS),
+    "cramming": Ability(
+        "train", OWN, "tests/runners/jobs/test_trainer.py::test_it_ends_when_the_time_is_up"
+    ),
+}
+
+
+def level_of(key: str) -> Level:
+    """Return how far a technique has come: planned, runs or proven."""
+    ability = ABILITIES.get(key)
+    return ability.level if ability else "planned"

@@ -1,0 +1,224 @@
+"""Judge a model on held-out text: ``python -m runners.jobs.evaluate ATTEMPT_DIR``.
+
+Perplexity, how often the next token was the likeliest, and how far the model's distribution is
+from the original's, each with the 95 % interval over windows.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from runners.jobs.assessment import held_out_ids
+from runners.jobs.evaluation import (
+    Z_95,
+    Nlls,
+    Perplexity,
+    Windows,
+    mean_and_error,
+    perplexity_ratio,
+    token_nlls,
+    windows_of,
+)
+from runners.jobs.isolation import run_isolated
+from runners.jobs.loading import LoadedModel, load_model, pick_device, preload_library
+from runners.jobs.runtime import BadInputError, Job, MissingModelError, num_threads, run_job
+from runners.jobs.stages import Stages
+from runners.jobs.telemetry import gpu_telemetry
+from runners.jobspec import EvaluateSpec
+
+LOADING = "Loading the models"
+JUDGING = "Reading held-out text"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Means of each window: of the model, and of its distance to the original where one is."""
+
+    nlls: Nlls
+    correct: Nlls
+    divergence: Nlls | None = None
+    agreement: Nlls | None = None
+    original_nlls: Nlls | None = None
+    original_correct: Nlls | None = None
+
+
+def work(job: Job) -> None:
+    """Run one evaluation attempt."""
+    spec = job.spec
+    if not isinstance(spec, EvaluateSpec):
+        msg = f"kind '{spec.kind}' is not 'evaluate'"
+        raise BadInputError(msg)
+    preload_library(spec.weight_dtype)
+    with gpu_telemetry(job.emitter):
+        stages = Stages(job.emitter, {LOADING: 1.0, JUDGING: 6.0})
+        found, windows = run_isolated(job, partial(_judge, spec, stages))
+    measured = figures(found, windows)
+    job.emitter.result(measured, notes(found, windows, measured))
+
+
+def _judge(spec: EvaluateSpec, stages: Stages, job: Job) -> tuple[Judgement, Windows]:
+    stages = stages.via(job.emitter)
+    stages.begin(LOADING)
+    loaded = load_model(job, spec.model, spec.weight_dtype)
+    original = load_model(job, spec.original, "bf16") if spec.original else None
+    windows = _windows(job, spec, loaded, original)
+    stages.begin(JUDGING)
+    reference = original.model if original else None
+    parts: list[Judgement] = []
+    for at, row in enumerate(windows.ids):
+        batch = torch.from_numpy(row[None])
+        parts.append(judge(loaded.model, batch, windows.stride, reference))
+        so_far = float(np.exp(np.mean([part.nlls for part in parts])))
+        job.emitter.metric({"perplexity": so_far}, step=at)
+        stages.advance((at + 1) / len(windows.ids))
+    return joined(parts), windows
+
+
+def _windows(
+    job: Job, spec: EvaluateSpec, loaded: LoadedModel, original: LoadedModel | None
+) -> Windows:
+    """Return the text's windows.
+
+    Raises:
+        MissingModelError: the model has no tokenizer.
+        BadInputError: the two models do not read text alike, so that they cannot be compared.
+    """
+    ids = held_out_ids(job, loaded)
+    if ids is None:
+        msg = "the model has no tokenizer.json, which held-out text needs; add it to the folder"
+        raise MissingModelError(msg)
+    if original is not None:
+        theirs = original.tokenizer
+        if (
+            theirs is None
+            or loaded.tokenizer is None
+            or (theirs.get_vocab() != loaded.tokenizer.get_vocab())
+        ):
+            msg = "the original has another vocabulary than the model; choose the one it came from"
+            raise BadInputError(msg)
+    return windows_of(loaded.model.config, ids, spec.evaluation_tokens)
+
+
+@torch.inference_mode()
+def judge(
+    model: PreTrainedModel,
+    batch: torch.Tensor,
+    stride: int,
+    original: PreTrainedModel | None = None,
+) -> Judgement:
+    """Return the figures of some windows [count, tokens], of which the last ``stride`` count."""
+    logits = _logits(model, batch, stride)
+    nlls, correct = _scores(logits, batch, stride)
+    if original is None:
+        return Judgement(nlls, correct)
+    theirs = _logits(original, batch, stride)
+    original_nlls, original_correct = _scores(theirs, batch, stride)
+    ours = torch.log_softmax(logits[:, :-1], dim=-1)
+    reference = torch.log_softmax(theirs[:, :-1], dim=-1)
+    divergence = (reference.exp() * (reference - ours)).sum(dim=-1)
+    same = ours.argmax(dim=-1) == reference.argmax(dim=-1)
+    return Judgement(
+        nlls,
+        correct,
+        _means(divergence),
+        _means(same),
+        original_nlls,
+        original_correct,
+    )
+
+
+def joined(parts: list[Judgement]) -> Judgement:
+    """Return one judgement of all windows."""
+
+    def of(name: str) -> Nlls | None:
+        values = [getattr(part, name) for part in parts]
+        return None if values[0] is None else np.concatenate(values)
+
+    return Judgement(
+        np.concatenate([part.nlls for part in parts]),
+        np.concatenate([part.correct for part in parts]),
+        of("divergence"),
+        of("agreement"),
+        of("original_nlls"),
+        of("original_correct"),
+    )
+
+
+def figures(found: Judgement, windows: Windows) -> dict[str, float]:
+    """Return the figures under the names of a job's result."""
+    own = _perplexity(found.nlls, windows)
+    measured = own.measured() | {"evaluation_tokens": float(own.tokens)}
+    measured |= _interval("next_token_accuracy", found.correct)
+    if found.original_nlls is None or found.original_correct is None:
+        return measured
+    original = _perplexity(found.original_nlls, windows)
+    ratio, low, high = perplexity_ratio(own, original)
+    measured |= original.measured("original_")
+    measured |= _interval("original_next_token_accuracy", found.original_correct)
+    measured |= {
+        "perplexity_ratio": ratio,
+        "perplexity_ratio_low": low,
+        "perplexity_ratio_high": high,
+    }
+    if found.divergence is not None and found.agreement is not None:
+        measured |= _interval("kl_divergence_nats", found.divergence)
+        measured |= _interval("top_token_agreement", found.agreement)
+    return measured
+
+
+def notes(found: Judgement, windows: Windows, measured: dict[str, float]) -> dict[str, str]:
+    """Return in words how the figures were taken, and whether a difference is one."""
+    told = {
+        "perplexity": _perplexity(found.nlls, windows).note(),
+        "device": str(pick_device()),
+        "threads": str(num_threads()),
+    }
+    if "perplexity_ratio" in measured:
+        told["perplexity_ratio"] = significance(measured)
+        told["kl_divergence_nats"] = "KL(original ‖ model) per token; 0 where they are one"
+    return told
+
+
+def significance(measured: dict[str, float]) -> str:
+    """Return whether the text suffices to tell the model from its original."""
+    low, high = measured["perplexity_ratio_low"], measured["perplexity_ratio_high"]
+    paired = "same windows pair by pair, 95 % interval"
+    if low > 1.0:
+        return f"worse than the original beyond chance: {low:.4f} to {high:.4f}; {paired}"
+    if high < 1.0:
+        return f"better than the original beyond chance: {low:.4f} to {high:.4f}; {paired}"
+    return f"no difference that this much text can show: {low:.4f} to {high:.4f}; {paired}"
+
+
+def _logits(model: PreTrainedModel, batch: torch.Tensor, stride: int) -> torch.Tensor:
+    batch = batch.to(next(model.parameters()).device)
+    output = model(input_ids=batch, use_cache=False, logits_to_keep=stride + 1)
+    logits: torch.Tensor = output.logits.float()
+    return logits
+
+
+def _scores(logits: torch.Tensor, batch: torch.Tensor, stride: int) -> tuple[Nlls, Nlls]:
+    nlls: Nlls = token_nlls(logits, batch, stride).mean(dim=1).numpy()
+    hits = logits[:, :-1].argmax(dim=-1).cpu() == batch[:, -stride:]
+    return nlls, _means(hits)
+
+
+def _means(values: torch.Tensor) -> Nlls:
+    means: Nlls = values.double().mean(dim=1).cpu().numpy()
+    return means
+
+
+def _perplexity(nlls: Nlls, windows: Windows) -> Perplexity:
+    return Perplexity(nlls, len(nlls) * windows.stride, windows.length)
+
+
+def _interval(name: str, values: Nlls) -> dict[str, float]:
+    mean, error = mean_and_error(values)
+    return {name: mean, f"{name}_low": mean - Z_95 * error, f"{name}_high": mean + Z_95 * error}
+
+
+if __name__ == "__main__":
+    run_job("evaluate", work)
