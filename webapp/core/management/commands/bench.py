@@ -18,7 +18,7 @@ from planner import speed
 from planner.api import estimate
 from planner.specs.estimate import EstimateRequest
 from planner.specs.plan import PlanRequest
-from webapp.core.benches import crowd, site
+from webapp.core.benches import compression, crowd, site
 from webapp.core.peers.bench import Answer, answers, rows
 
 ROUNDS = 5
@@ -96,6 +96,12 @@ def generation() -> Iterator[Figure]:
     yield from (Figure(*json.loads(line)) for line in found.stdout.splitlines())
 
 
+def compress() -> Iterator[Figure]:
+    """Train the demo model and compress it in every way that runs: a quarter of an hour."""
+    with tempfile.TemporaryDirectory(prefix="slipway-bench-") as folder:
+        yield from (Figure(*row) for row in compression.figures(Path(folder)))
+
+
 BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "import": planner_import,
     "estimate": estimates,
@@ -104,6 +110,7 @@ BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "start": start,
     "beats": beats,
     "generate": generation,
+    "compress": compress,
 }
 
 

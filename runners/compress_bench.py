@@ -1,0 +1,89 @@
+"""Every way to compress the demo model, measured by real jobs in one host folder.
+
+One training, then one compression a row, each a process of its own as on any host.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from runners.jobspec import ArtefactModel, CompressSpec, JobSpec, TrainSpec
+from runners.messages import RunRequest
+
+TRAINED = "trained"
+GROUP_SIZE = 32
+CALIBRATION_TOKENS = 32_768
+EVALUATION_TOKENS = 32_768
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "bf16": {"method": "bf16"},
+    "int8": {"method": "int8"},
+    "nf4": {"method": "nf4"},
+    **{
+        f"{method} {bits} bit": {"method": method, "bits": bits}
+        for bits in (4, 3)
+        for method in ("rtn", "gptq", "quantease")
+    },
+    **{f"{method} 50 %": {"method": method} for method in ("magnitude", "sparsegpt")},
+}
+
+
+class BenchFailedError(Exception):
+    """A job of the bench did not end well; the message has its last line."""
+
+
+class Row(NamedTuple):
+    """One way to compress, and what its job measured."""
+
+    name: str
+    measured: dict[str, float]
+
+
+def rows(folder: Path, train_seconds: float, names: tuple[str, ...] = ()) -> Iterator[Row]:
+    """Train the demo model in ``folder`` and yield a row for each setting as its job ends."""
+    if not (folder / "attempts" / TRAINED / "output" / "model").is_dir():
+        run(folder, TRAINED, TrainSpec(time_budget_seconds=train_seconds))
+    for name in names or SETTINGS:
+        fields: dict[str, Any] = {
+            "group_size": GROUP_SIZE,
+            "calibration_tokens": CALIBRATION_TOKENS,
+            "evaluation_tokens": EVALUATION_TOKENS,
+            **SETTINGS[name],
+        }
+        spec = CompressSpec(model=ArtefactModel(attempt_id=TRAINED), **fields)
+        attempt = "".join(letter if letter.isalnum() else "-" for letter in name)
+        yield Row(name, run(folder, attempt, spec))
+
+
+def run(folder: Path, attempt_id: str, spec: JobSpec) -> dict[str, float]:
+    """Run one job to its end and return what it measured.
+
+    Raises:
+        BenchFailedError: it ended otherwise.
+    """
+    attempt = folder / "attempts" / attempt_id
+    attempt.mkdir(parents=True, exist_ok=True)
+    request = RunRequest(attempt_id=attempt_id, job_id="bench", number=1, fence="f", spec=spec)
+    (attempt / "spec.json").write_text(request.model_dump_json())
+    events = attempt / "events.jsonl"
+    with events.open("wb") as sink:
+        ended = subprocess.run(
+            [sys.executable, "-m", f"runners.jobs.{spec.kind}", str(attempt)],
+            env=os.environ
+            | {"SLIPWAY_HOST_DIR": str(folder), "SLIPWAY_EVENT_FD": str(sink.fileno())},
+            pass_fds=[sink.fileno()],
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    if ended.returncode:
+        last = ended.stderr.strip().rpartition("\n")[2] or f"exit code {ended.returncode}"
+        raise BenchFailedError(f"{attempt_id}: {last}")
+    results = [json.loads(line) for line in events.read_text().splitlines()]
+    found: dict[str, float] = [
+        each["body"]["measured"] for each in results if each["kind"] == "result"
+    ][-1]
+    return found

@@ -1,0 +1,79 @@
+"""The table of compressions: kept rows, the page made of them, the order that they show."""
+
+import json
+
+import pytest
+from django.conf import settings
+
+from runners import compress_bench
+from runners.compress_bench import BenchFailedError, run
+from runners.jobspec import CompressSpec, FolderModel
+from webapp.core.benches import compression
+from webapp.core.benches.compression import CLAIMS, Claim, page, stored, verdict
+
+PAGE = settings.BASE_DIR / "templates" / "docs" / "compression.md"
+EACH = pytest.mark.parametrize("claim", CLAIMS, ids=lambda each: f"{each.better} {each.worse}")
+
+
+def row(perplexity, low, high):
+    return {
+        "perplexity": perplexity,
+        "perplexity_ratio_low": low,
+        "perplexity_ratio_high": high,
+    }
+
+
+def test_the_page_is_made_of_the_rows_that_were_kept():
+    assert PAGE.read_text() == page(stored())
+
+
+def test_every_way_that_the_bench_knows_has_a_row():
+    assert list(stored()) == list(compress_bench.SETTINGS)
+
+
+def test_every_kept_row_was_reloaded_and_measured():
+    for name, measured in stored().items():
+        assert measured["perplexity"] > 1, name
+        assert measured["decode_tokens_per_second"] > 0, name
+
+
+@EACH
+def test_no_claim_of_the_literature_is_contradicted_by_the_rows(claim):
+    assert verdict(claim, stored()) != "does not hold"
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "words"),
+    [
+        (row(10, 1.0, 1.1), row(12, 1.2, 1.3), "holds beyond both intervals"),
+        (row(10, 1.0, 1.2), row(11, 1.1, 1.3), "holds, within the intervals"),
+        (row(11, 1.0, 1.2), row(10, 0.9, 1.1), "not seen: too close for this text"),
+        (row(12, 1.2, 1.3), row(10, 1.0, 1.1), "does not hold"),
+    ],
+)
+def test_a_claim_is_judged_by_its_intervals(better, worse, words):
+    assert verdict(Claim("a", "b", "source"), {"a": better, "b": worse}) == words
+
+
+def test_a_page_with_other_rows_says_so(tmp_path):
+    rows = {name: dict(each) for name, each in stored().items()}
+    rows["gptq 3 bit"]["perplexity"] = 12345.0
+
+    assert "12345.00" in page(rows)
+
+
+def test_a_job_that_fails_ends_the_bench_with_its_own_words(tmp_path):
+    spec = CompressSpec(model=FolderModel(path="nowhere"))
+
+    with pytest.raises(BenchFailedError, match=r"gone: .*no model folder"):
+        run(tmp_path, "gone", spec)
+
+
+def test_figures_carry_their_units(monkeypatch, tmp_path):
+    kept = [compress_bench.Row("rtn", {"perplexity": 3.0, "disk_bytes": 7.0, "other": 1.0})]
+    monkeypatch.setattr(compression, "rows", lambda _folder, _seconds: iter(kept))
+
+    found = list(compression.figures(tmp_path))
+
+    assert found == [("rtn: disk_bytes", 7.0, "bytes"), ("rtn: perplexity", 3.0, "")]
+    assert json.dumps(found)

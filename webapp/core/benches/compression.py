@@ -1,0 +1,144 @@
+"""What compressing the demo model gave on this machine, as rows, a table and a docs page."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from runners.compress_bench import (
+    CALIBRATION_TOKENS,
+    EVALUATION_TOKENS,
+    GROUP_SIZE,
+    Row,
+    rows,
+)
+
+RAW = Path(__file__).parent / "data" / "compression.jsonl"
+TRAIN_SECONDS = 300.0
+METRICS = (  # of a row, with their unit
+    ("compressed_bytes", "bytes"),
+    ("disk_bytes", "bytes"),
+    ("compress_peak_memory_bytes", "bytes"),
+    ("compress_seconds", "s"),
+    ("perplexity", ""),
+    ("perplexity_ratio", "ratio"),
+    ("decode_tokens_per_second", "1/s"),
+)
+
+
+class Claim(NamedTuple):
+    """An order that the literature has: the first should read text better than the second."""
+
+    better: str
+    worse: str
+    source: str
+
+
+CLAIMS = (
+    *(
+        Claim(f"{method} {bits} bit", f"rtn {bits} bit", source)
+        for method, source in (("gptq", "arXiv:2210.17323"), ("quantease", "arXiv:2309.01885"))
+        for bits in (4, 3)
+    ),
+    *(Claim(f"quantease {bits} bit", f"gptq {bits} bit", "arXiv:2309.01885") for bits in (4, 3)),
+    Claim("sparsegpt 50 %", "magnitude 50 %", "arXiv:2301.00774"),
+)
+
+
+def figures(folder: Path) -> Iterator[tuple[str, float, str]]:
+    """Measure every row anew and yield its figures with their units."""
+    for row in rows(folder, TRAIN_SECONDS):
+        for metric, unit in METRICS:
+            if metric in row.measured:
+                yield f"{row.name}: {metric}", row.measured[metric], unit
+
+
+def stored() -> dict[str, Mapping[str, float]]:
+    """Return the rows that were kept of a run, by name."""
+    lines = [json.loads(line) for line in RAW.read_text().splitlines()]
+    return {Row(*line).name: Row(*line).measured for line in lines}
+
+
+def verdict(claim: Claim, measured: Mapping[str, Mapping[str, float]]) -> str:
+    """Return whether a claim's order holds in the rows, judged by their intervals."""
+    own, other = measured[claim.better], measured[claim.worse]
+    if own["perplexity_ratio_high"] < other["perplexity_ratio_low"]:
+        return "holds beyond both intervals"
+    if own["perplexity"] < other["perplexity"]:
+        return "holds, within the intervals"
+    if own["perplexity_ratio_low"] <= other["perplexity_ratio_high"]:
+        return "not seen: too close for this text"
+    return "does not hold"
+
+
+def page(measured: Mapping[str, Mapping[str, float]]) -> str:
+    """Return the docs page of the rows."""
+    table = "\n".join(_line(name, row) for name, row in measured.items())
+    claims = "\n".join(
+        f"| {claim.better} | {claim.worse} | {verdict(claim, measured)} | {claim.source} |"
+        for claim in CLAIMS
+    )
+    return PAGE.format(
+        table=table,
+        claims=claims,
+        original=_size(measured["bf16"]["original_matrices_bytes"]),
+        perplexity=measured["bf16"]["original_perplexity"],
+        seconds=TRAIN_SECONDS,
+        group_size=GROUP_SIZE,
+        calibration=CALIBRATION_TOKENS,
+        evaluation=EVALUATION_TOKENS,
+    )
+
+
+def _line(name: str, row: Mapping[str, float]) -> str:
+    compressed = row.get("compressed_bytes", row["matrices_bytes"])
+    peak = row.get("compress_peak_memory_bytes")
+    seconds = row.get("compress_seconds")
+    low, high = row["perplexity_ratio_low"], row["perplexity_ratio_high"]
+    cells = (
+        name,
+        _size(compressed),
+        _size(row["disk_bytes"]),
+        _size(peak) if peak else "",
+        f"{seconds:.1f}" if seconds else "",
+        f"{row['perplexity']:.2f}",
+        f"{row['perplexity_ratio']:.4f} ({low:.4f} to {high:.4f})",
+        f"{row['decode_tokens_per_second']:.0f}",
+    )
+    return "| " + " | ".join(cells) + " |"
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / 1e6:.2f} MB"
+
+
+PAGE = """\
+# Compressing the demo model
+
+Each row is a job that really ran: `manage.py bench compress` trains the demo model for
+{seconds:.0f} seconds and compresses it in each of these ways, {group_size} weights a
+scale, {calibration} calibration tokens. Every model was saved, loaded again by plain
+`from_pretrained`, and judged on the same {evaluation} held-out tokens; its original has a
+perplexity of {perplexity:.2f} and matrices of {original}. Bytes are exact; seconds and tokens
+per second are of a machine with two cores on which other work ran: they moved fivefold
+between rows that compute the same, so no method is faster than another by this table.
+
+| Method | Matrices | On disk | Peak memory | Seconds | Perplexity | Times original | Tokens/s |
+|---|---|---|---|---|---|---|---|
+{table}
+
+*Matrices* counts what the compressed linear layers take: codes and scales; for pruned ones a
+bitmask and the values that stay; beside codes each outlier with its place. *On disk* is the
+folder's safetensors with embedding and output layer, which stay in 16 bit. Packed codes are
+unpacked when a CPU uses them, so tokens per second are those of 16-bit weights; int8 and nf4
+stay small in memory. Pruned weights and outliers are written as plain 16-bit tensors, because no
+loader reads a sparse store: their saving on disk is still to come.
+
+## Does the literature's order hold?
+
+The interval of each ratio is 95 % over windows, pair by pair with the original.
+
+| Should read better | than | Here | Source |
+|---|---|---|---|
+{claims}
+"""
