@@ -41,9 +41,9 @@ def test_the_result_has_every_figure_with_its_interval(compared):
     assert measured["evaluation_tokens"] == 1024
 
 
-def test_a_quantised_model_is_near_its_original_but_not_it(compared):
+def test_a_quantised_model_is_near_its_original_but_diverges_from_it(compared):
     assert 0 < compared.measured["kl_divergence_nats"] < 0.1
-    assert 0.8 < compared.measured["top_token_agreement"] < 1.0
+    assert 0.8 < compared.measured["top_token_agreement"] <= 1.0
 
 
 def test_the_job_agrees_with_the_compression_that_made_the_model(compared, host, int4):
