@@ -117,9 +117,9 @@ class AttemptFolder:
         record.write_json(self._acked, {"acked_seq": acked_seq})
 
     def artefacts(self) -> list[ArtefactBody]:
-        """Return what an ended attempt announced as its output."""
+        """Return what an ended attempt announced as its output, but nothing ill-formed."""
         listed = (record.read_json(self._artefacts) or {}).get("artefacts", [])
-        return [ArtefactBody.model_validate(body) for body in listed]
+        return [artefact for body in listed if (artefact := _artefact(body))]
 
     def _list_artefacts(self) -> None:
         """Copy the announced output out of the spool, which goes before the upload is done."""
@@ -247,3 +247,11 @@ def attempt_folders(attempts_dir: Path) -> list[AttemptFolder]:
         for path in sorted(attempts_dir.iterdir())
         if path.is_dir() and ID.fullmatch(path.name)
     ]
+
+
+def _artefact(body: object) -> ArtefactBody | None:
+    """Return an announced artefact; None where its name or files are no such thing."""
+    try:
+        return ArtefactBody.model_validate(body)
+    except ValidationError:
+        return None

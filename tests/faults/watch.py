@@ -140,7 +140,8 @@ def _files(places: list[Path]) -> Iterator[Path]:
         if place.is_file():
             yield place
         elif place.is_dir():
-            yield from (path for path in place.rglob("*") if path.is_file())
+            for folder, _, names in os.walk(place):  # which takes a folder that goes meanwhile
+                yield from (Path(folder, name) for name in names)
 
 
 def zombies_below(pids: set[int]) -> list[int]:

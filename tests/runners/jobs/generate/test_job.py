@@ -126,13 +126,13 @@ def test_prompts_that_were_answered_before_a_kill_are_not_answered_again(host, t
     spec = GenerateSpec(
         model=trained_model, prompts=PILE, batch_size=1, output_tokens=30, stop_at_end=False
     )
-    folder = host.attempt("killed", spec)
+    folder = host.attempt("generate-killed", spec)
     process = host.start(folder)
     before = wait_for_answers(folder, process)
     process.kill()
     process.communicate()
 
-    run = host.run_here("killed", spec, work)
+    run = host.run_here("generate-killed", spec, work)
 
     again = run.measured["output_tokens"] / 30
     assert again <= 7 - before
@@ -158,7 +158,7 @@ def test_a_job_that_is_tried_again_takes_over_what_its_first_attempt_wrote(host,
 def test_a_stopped_job_leaves_what_it_has_and_ends_by_the_signal(host, trained_model):
     pile = DemoPrompts(count=2000, input_tokens=8)
     spec = GenerateSpec(model=trained_model, prompts=pile, batch_size=2, output_tokens=50)
-    folder = host.attempt("stopped", spec)
+    folder = host.attempt("generate-stopped", spec)
     process = host.start(folder)
     wait_for_answers(folder, process)
     process.send_signal(signal.SIGTERM)
