@@ -9,6 +9,8 @@ from typing import Literal, NamedTuple
 Level = Literal["planned", "runs", "proven"]
 OWN = "own code"
 _COMPRESS = "tests/runners/jobs/compress"
+_GENERATE = "tests/runners/jobs/generate"
+_TECHNIQUES = f"{_GENERATE}/test_techniques.py"
 _RELOADS = (
     f"{_COMPRESS}/test_layerwise_job.py::"
     "test_plain_transformers_reads_the_folder_with_the_perplexity_of_the_result"
@@ -54,6 +56,26 @@ ABILITIES: dict[str, Ability] = {
     "gptq": Ability("compress", OWN, _RELOADS),
     "quantease": Ability("compress", OWN, _RELOADS),
     "sparsegpt": Ability("compress", OWN, _RELOADS),
+    "turbotransformers": Ability(
+        "generate",
+        OWN,
+        f"{_GENERATE}/test_job.py::test_every_policy_writes_what_plain_greedy_generation_writes",
+    ),
+    "continuous_batching": Ability(
+        "generate",
+        "transformers",
+        f"{_TECHNIQUES}::test_batches_without_padding_write_the_same",
+    ),
+    "speculative_decoding": Ability(
+        "generate",
+        OWN,
+        f"{_TECHNIQUES}::test_looking_up_the_prompt_writes_the_same_and_counts_what_was_right",
+    ),
+    "quantized_kv_cache": Ability(
+        "generate",
+        OWN,
+        f"{_TECHNIQUES}::test_a_narrow_cache_holds_less_and_changes_few_answers",
+    ),
     "cramming": Ability(
         "train", OWN, "tests/runners/jobs/test_trainer.py::test_it_ends_when_the_time_is_up"
     ),
