@@ -6,6 +6,7 @@ from collections import namedtuple
 
 import pytest
 
+from tests.boot.wheels import make_wheel
 from webapp.boot import environment
 from webapp.boot.say import Problem
 
@@ -169,13 +170,17 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_real_environment_is_made_filled_and_stamped(elsewhere, capsys):
-    environment._build(["pip"], "run")  # pip is there already: no network is needed
+def test_a_real_environment_is_made_filled_and_stamped(elsewhere, tmp_path, monkeypatch, capsys):
+    make_wheel(tmp_path, "tiny")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
 
-    assert environment._stamp()["run"] == environment.digest(["pip"])
+    environment._build(["tiny"], "run")
+
+    assert environment._stamp()["run"] == environment.digest(["tiny"])
     assert "✓ Making .venv" in capsys.readouterr().out
     done = subprocess.run(
-        [elsewhere / "bin" / "python", "-c", "import webapp.boot, sys; print(sys.prefix)"],
+        [elsewhere / "bin" / "python", "-c", "import tiny, webapp.boot, sys; print(sys.prefix)"],
         cwd="/",
         capture_output=True,
         text=True,

@@ -9,7 +9,11 @@ from pathlib import Path
 from webapp.boot import environment, say
 
 ROOT = Path(__file__).resolve().parents[2]
-BOOT_COMMANDS = {"up": "webapp.boot.up", "test": "webapp.boot.suite"}
+BOOT_COMMANDS = {
+    "up": "webapp.boot.up",
+    "test": "webapp.boot.suite",
+    "pins": "webapp.boot.pins",
+}
 
 
 def main(arguments: list[str]) -> int:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from webapp.boot import say
-from webapp.boot.pip import install
+from webapp.boot.hashes import install
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"
@@ -133,6 +133,15 @@ def _build(wanted: list[str], kind: str) -> None:
         done["run"] = digest(requirements(with_tests=False))
     _packages_folder().joinpath("slipway.pth").write_text(f"{ROOT}\n", "utf-8")
     STAMP.write_text(json.dumps(done), "utf-8")
+
+
+def any_python() -> Path:
+    """Return the Python of the environment that is in use, after making ``.venv`` if none is."""
+    if users_own() is not None:
+        return Path(sys.executable)
+    if not PYTHON.exists():
+        _create()
+    return PYTHON
 
 
 def _packages_folder() -> Path:

@@ -35,6 +35,12 @@ CAUSES = [  # the first match counts
         "build-essential python3-dev), or use Python 3.11 to 3.13 on Linux or macOS.",
     ),
     Cause(
+        pattern=r"DO NOT MATCH THE HASHES",
+        fact="A package has other bytes than its index announced.",
+        way_out="Start again; if it stays so, the index or a proxy before it is damaged, or "
+        "somebody swaps packages: nothing of it was unpacked.",
+    ),
+    Cause(
         pattern=r"name resolution|Failed to establish a new connection|Network is unreachable"
         r"|getaddrinfo failed|Connection refused|ReadTimeout|ProxyError|SSLError",
         fact="The package index cannot be reached.",
@@ -49,17 +55,40 @@ CAUSES = [  # the first match counts
 ]
 
 
-def install(python: Path, wanted: list[str], constraints: Path, *, log: Path) -> None:
-    """Install ``wanted`` under the pins, telling every few seconds how far it is."""
-    command = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
-    command += ["--no-compile", "--prefer-binary", "--progress-bar", "off"]
-    command += ["-c", str(constraints), *wanted]
-    progress = _Progress()
+def download(
+    python: Path,
+    wanted: list[str],
+    constraints: Path,
+    folder: Path,
+    *,
+    log: Path,
+    only_binary: list[str],
+) -> None:
+    """Fetch ``wanted`` and what it needs under the pins into a folder; unpack nothing."""
+    command = ["download", "--prefer-binary", "--dest", str(folder), "-c", str(constraints)]
+    if only_binary:
+        command += ["--only-binary", ",".join(only_binary)]
+    log.write_text("", "utf-8")
+    _run(python, [*command, *wanted], log, _Progress())
+
+
+def install(python: Path, pinned: Path, *, offline: bool, log: Path) -> None:
+    """Install the files that lie beside ``pinned``, each with the digest that it names."""
+    command = ["install", "--no-compile", "--no-deps", "--require-hashes"]
+    command += ["--find-links", str(pinned.parent), "-r", str(pinned)]
+    if offline:  # a source archive needs the index for the tools that build it
+        command.append("--no-index")
+    _run(python, command, log, _Progress("comparing digests"))
+
+
+def _run(python: Path, arguments: list[str], log: Path, progress: "_Progress") -> None:
+    """Run pip, telling every few seconds how far it is; its output is added to the log."""
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     with (
-        log.open("w", encoding="utf-8") as record,
+        log.open("a", encoding="utf-8") as record,
         subprocess.Popen(
-            command,
+            [*command, "--progress-bar", "off"],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -95,10 +124,10 @@ def explain(output: str, log: Path) -> say.Problem:
 class _Progress:
     """What pip is doing, read from its output."""
 
-    def __init__(self) -> None:
+    def __init__(self, doing: str = "asking the package index") -> None:
         self.started = time.monotonic()
         self.num_found = 0
-        self.doing = "asking the package index"
+        self.doing = doing
 
     def read(self, line: str) -> None:
         """Take one line of pip's output."""

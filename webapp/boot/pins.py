@@ -1,0 +1,113 @@
+"""``manage.py pins``: compare what the index gives with ``hashes.csv``, or record it there."""
+
+import argparse
+import json
+import re
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import unquote
+
+from webapp.boot import environment, hashes, say
+from webapp.boot.hashes import PackageFile
+
+
+def main(arguments: list[str]) -> int:
+    """Return 0 if every file is the recorded one, or has been recorded."""
+    options = _options(arguments)
+    if options.reports:
+        for report in options.reports:
+            record(*from_report(report))
+        return 0
+    python = environment.any_python()
+    with tempfile.TemporaryDirectory() as folder:
+        found = _fetch(python, Path(folder))
+    here = hashes.platform_of(python)
+    if options.record:
+        record(found, here.key)
+        return 0
+    verdict = hashes.compare(found, hashes.read(hashes.LIST), here)
+    hashes.refuse(verdict)
+    say.line(f"  ✓ {len(verdict.right)} of {len(found)} packages for {here.key} are as recorded")
+    for file in verdict.unknown:
+        say.line(f"    no recorded hash: {file.file}")
+    return 0
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="manage.py pins",
+        description="Fetch the pinned packages and compare them with the recorded SHA-256.",
+    )
+    parser.add_argument(
+        "--record", action="store_true", help="accept what the index gives and write it down"
+    )
+    parser.add_argument(
+        "reports",
+        nargs="*",
+        type=Path,
+        metavar="REPORT",
+        help="with --record: what `pip install --dry-run --ignore-installed --report` wrote "
+        "elsewhere",
+    )
+    options = parser.parse_args(arguments)
+    if options.reports and not options.record:
+        parser.error("reports are only recorded: add --record")
+    return options
+
+
+def _fetch(python: Path, folder: Path) -> list[PackageFile]:
+    wanted = environment.requirements(with_tests=True)
+    log = Path(tempfile.gettempdir()) / "slipway-pins.log"
+    with say.step("Fetching the packages"):
+        return hashes.fetch(python, wanted, environment.CONSTRAINTS, folder / "files", log=log)
+
+
+def record(found: Iterable[PackageFile], key: str) -> None:
+    """Write the files into the list, and leave out those of versions that are pinned no more."""
+    pins = pinned(environment.CONSTRAINTS.read_text("utf-8"))
+    kept = [
+        row
+        for row in hashes.read(hashes.LIST)
+        if pins.get(row.project) in (None, row.version.partition("+")[0])
+    ]
+    fresh = list(found)
+    hashes.write(hashes.LIST, hashes.merged(kept, fresh, key))
+    say.line(
+        f"  ✓ {len(fresh)} packages for {key} recorded; read the difference before you keep it"
+    )
+
+
+def pinned(text: str) -> dict[str, str]:
+    """Return the version of each package that a constraints file pins."""
+    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+    pairs = [line.split("==") for line in lines if "==" in line]
+    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pairs}
+
+
+def from_report(path: Path) -> tuple[list[PackageFile], str]:
+    """Return the files of a report of pip, and the platform that it was made on.
+
+    Raises:
+        Problem: it is no such report, or it has a file without a digest.
+    """
+    try:
+        report = json.loads(path.read_text("utf-8"))
+        about = report["environment"]
+        key = hashes.key_of(
+            about["implementation_name"],
+            about["python_version"],
+            about["sys_platform"],
+            about["platform_machine"],
+        )
+        return [_reported(row["download_info"]) for row in report["install"]], key
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise say.Problem(
+            f"{path} is no report of pip with digests ({type(error).__name__}: {error}).",
+            "Make it with: pip install --dry-run --ignore-installed --report FILE.",
+        ) from error
+
+
+def _reported(info: dict[str, dict[str, dict[str, str]]]) -> PackageFile:
+    name = unquote(str(info["url"]).rsplit("/", 1)[-1])
+    return PackageFile(name, info["archive_info"]["hashes"]["sha256"])
