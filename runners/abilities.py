@@ -56,6 +56,8 @@ ABILITIES: dict[str, Ability] = {
     "gptq": Ability("compress", OWN, _RELOADS),
     "quantease": Ability("compress", OWN, _RELOADS),
     "sparsegpt": Ability("compress", OWN, _RELOADS),
+    "awq": Ability("compress", OWN, _RELOADS),
+    "fptq_w4a8": Ability("compress", OWN, _RELOADS),
     "turbotransformers": Ability(
         "generate",
         OWN,

@@ -19,10 +19,9 @@ from pydantic import (
     model_validator,
 )
 
-WeightDtype = Literal["fp32", "bf16", "fp16", "int8", "int4"]
+from runners.compress_options import CompressOptions, WeightDtype
+
 ComputeDtype = Literal["fp32", "bf16", "fp16"]
-NF4_BLOCK = 64  # weights per scale, fixed by bitsandbytes
-NF4_BITS = 4
 
 
 class JobDocument(BaseModel):
@@ -123,90 +122,14 @@ class TrainSpec(RunDocument):
         return self
 
 
-CompressMethod = Literal[
-    "bf16", "int8", "nf4", "rtn", "gptq", "quantease", "magnitude", "wanda", "sparsegpt"
-]  # fmt: skip
-# torchao and bitsandbytes, the whole model at once
-LIBRARY_DTYPES: dict[str, WeightDtype] = {"bf16": "bf16", "int8": "int8", "nf4": "int4"}
-PRUNING_METHODS = ("magnitude", "wanda", "sparsegpt")
-
-
-class CompressSpec(RunDocument):
-    """Make a model's linear weights smaller; report size, perplexity and speed before and after.
-
-    ``bits`` and ``group_size`` are of the methods that round to codes, ``sparsity`` and
-    ``pattern`` of those that prune. QuantEase keeps ``outlier_share`` of the weights in 16 bit.
-    """
+class CompressSpec(CompressOptions, RunDocument):
+    """Make a model's linear weights smaller; report size, perplexity and speed of both."""
 
     kind: Literal["compress"] = "compress"
     model: ModelRef
-    method: CompressMethod = "int8"
-    bits: Literal[2, 3, 4, 8] = 4
-    group_size: PositiveInt = NF4_BLOCK  # nf4 has its own: another size is noted, not obeyed
-    is_act_ordered: bool = False  # GPTQ: columns of large inputs first
-    damping: float = Field(default=0.01, gt=0.0, le=1.0)  # of the Hessian's mean diagonal
-    outlier_share: float = Field(default=0.0, ge=0.0, le=0.1)
-    sparsity: float = Field(default=0.5, gt=0.0, lt=1.0)
-    pattern: Literal["unstructured", "2:4"] = "unstructured"
-    calibration_tokens: PositiveInt = Field(default=16_384, le=10_000_000)
-    evaluation_tokens: PositiveInt = 8192
     prompt_tokens: PositiveInt = 128
     output_tokens: PositiveInt = 32
     seed: int = 17
-
-    @property
-    def is_layerwise(self) -> bool:
-        """Return whether our own engine compresses it layer by layer."""
-        return self.method not in LIBRARY_DTYPES
-
-    @property
-    def has_groups(self) -> bool:
-        """Return whether groups of ``group_size`` weights share a scale."""
-        return self.is_layerwise and self.method not in PRUNING_METHODS
-
-    @property
-    def is_packed(self) -> bool:
-        """Return whether the weights are stored as packed codes."""
-        return self.has_groups and not self.outlier_share
-
-    @property
-    def weight_dtype(self) -> WeightDtype:
-        """Return as what the outcome is loaded."""
-        if self.is_packed:
-            return "int8" if self.bits > NF4_BITS else "int4"
-        return LIBRARY_DTYPES.get(self.method, "bf16")
-
-    @property
-    def held_dtype(self) -> WeightDtype:
-        """Return as what the outcome is held in memory: packed codes are unpacked to be used."""
-        return "bf16" if self.is_layerwise else self.weight_dtype
-
-    @property
-    def title(self) -> str:
-        """Return the method in a few words, as a model's name has them."""
-        if not self.is_layerwise:
-            return self.weight_dtype
-        if self.has_groups:
-            return f"{self.method} {self.bits} bit"
-        share = "2:4" if self.pattern == "2:4" else f"{self.sparsity:.0%}"
-        return f"{self.method} {share}"
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """Return what the method was told, as a card shows it; nothing that it does not read."""
-        if not self.is_layerwise:
-            return {}
-        told: dict[str, object] = {"calibration_tokens": self.calibration_tokens}
-        if self.has_groups:
-            told |= {"bits": self.bits, "group_size": self.group_size}
-        else:
-            told |= {"pattern": self.pattern}
-            told |= {"sparsity": self.sparsity} if self.pattern == "unstructured" else {}
-        if self.method == "gptq":
-            told |= {"act_order": self.is_act_ordered, "damping": self.damping}
-        if self.outlier_share:
-            told |= {"outlier_share": self.outlier_share}
-        return {name: str(value) for name, value in told.items()}
 
 
 def upgraded(document: object) -> object:

@@ -28,21 +28,21 @@ from transformers import (
     TorchAoConfig,
 )
 
+from runners.compress_options import NF4_BLOCK, WeightDtype
 from runners.jobs.model_files import check_config, pinned
 from runners.jobs.runtime import BadInputError, Job, MissingModelError
 from runners.jobspec import (
-    NF4_BLOCK,
     ArtefactModel,
     DemoModel,
     FolderModel,
     ModelRef,
     RandomModel,
-    WeightDtype,
 )
 
 MODEL_ROOTS_VARIABLE = "SLIPWAY_MODEL_ROOTS"
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 QUANTISED: tuple[WeightDtype, ...] = ("int8", "int4")
+CODE_FORMATS = ("pack-quantized", "int-quantized")
 PACKED_INT4_BITS = 4  # 3 and 2 bits count as int4: narrower ones have no name of their own
 BASE_DTYPE = torch.bfloat16  # what stays unquantised beside int8 and int4 matrices
 # Where an architecture reads a common field under a name of its own, or computes it.
@@ -184,7 +184,7 @@ def stored_quantisation(folder: Path) -> WeightDtype | None:
         return "int8"
     if method == "bitsandbytes" and quantisation.get("load_in_4bit"):
         return "int4"
-    if method == "compressed-tensors" and quantisation.get("format") == "pack-quantized":
+    if method == "compressed-tensors" and quantisation.get("format") in CODE_FORMATS:
         return "int4" if _packed_bits(quantisation) <= PACKED_INT4_BITS else "int8"
     msg = f"{folder} is quantised by '{method}', which this version cannot run; take its original"
     raise BadInputError(msg)

@@ -6,7 +6,7 @@ from typing import Any
 from django.db import transaction
 from django.db.models import Q
 
-from runners.jobspec import LIBRARY_DTYPES
+from runners.compress_options import LIBRARY_DTYPES
 from runners.messages import ClaimRequest
 from runners.preflight_messages import Needs, PreflightCheck
 from webapp.hosts.models import Host

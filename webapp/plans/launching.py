@@ -12,10 +12,10 @@ from django.contrib.auth.models import User
 from planner.catalog.models import get_entry
 from planner.catalog.reading import data_text
 from planner.specs.plan import PlannedStrategy
+from runners.compress_options import CompressMethod
 from runners.jobspec import (
     ArtefactModel,
     BenchmarkSpec,
-    CompressMethod,
     CompressSpec,
     DemoModel,
     FolderModel,
@@ -49,6 +49,8 @@ COMPRESS_METHODS: dict[str, CompressMethod] = {
     "nf4": "nf4",
     "gptq": "gptq",
     "quantease": "quantease",
+    "awq": "awq",
+    "fptq": "fptq",
     "sparsegpt": "sparsegpt",
 }
 TRAINING_SHARE = 3  # a run may take this much longer than its budget for what surrounds it

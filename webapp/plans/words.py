@@ -27,6 +27,8 @@ METHOD_WORDS = {
     "gptq": "GPTQ",
     "quantease": "QuantEase",
     "awq": "AWQ",
+    "fptq": "FPTQ",
+    "autoround": "AutoRound",
     "sparsegpt": "SparseGPT",
 }
 DTYPE_WORDS = {

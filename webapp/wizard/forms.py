@@ -58,7 +58,8 @@ COMPRESSIONS = [
     ("nf4", "4-bit NormalFloat"),
     ("gptq", "GPTQ, 4 bit"),
     ("quantease", "QuantEase, 4 bit"),
-    ("awq", "AWQ, 4 bit (planned, does not run yet)"),
+    ("awq", "AWQ, 4 bit"),
+    ("fptq", "FPTQ, 4 bit weights and 8 bit activations"),
     ("sparsegpt", "SparseGPT, half of the weights"),
 ]
 BATCHINGS = [

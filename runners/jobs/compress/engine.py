@@ -7,15 +7,17 @@ the compressed layers before it left them.
 import json
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from runners.jobs.compress.activations import rounded_inputs
+from runners.jobs.compress.grid import Codes, Grid
 from runners.jobs.compress.layers import SEQUENCES_AT_ONCE, Extra, Hidden, LayerwiseModel
-from runners.jobs.compress.methods import METHODS, grid_of
-from runners.jobs.compress.results import Tensors, format_config, tensors_of, unpacked
+from runners.jobs.compress.methods import METHODS, PREPARATIONS
+from runners.jobs.compress.results import Tensors, decoded, format_config, tensors_of
 from runners.jobs.compress.statistics import InputStatistics, output_error
 from runners.jobs.compress.store import AROUND, LayerStore
 from runners.jobs.evaluation import Perplexity, Windows, token_nlls
@@ -50,6 +52,7 @@ class Engine:
         self.model = model
         self.spec = spec
         self.store = store
+        self.grids: dict[str, Grid] = {}  # of the matrices that became codes, by full name
 
     def run(self, calibration: torch.Tensor, windows: Windows, on_layer: OnLayer) -> Compressed:
         """Compress every layer that is not done yet; return the perplexity on the windows."""
@@ -77,7 +80,7 @@ class Engine:
         config: dict[str, Any] = self.model.config.to_dict()
         config["dtype"] = str(self.model.dtype).removeprefix("torch.")
         if self.spec.is_packed:
-            config["quantization_config"] = format_config(grid_of(self.spec))
+            config["quantization_config"] = format_config(self.spec, self.grids)
         return config
 
     # One layer
@@ -91,18 +94,31 @@ class Engine:
         else:
             tensors, figures = done
             self._take(index, tensors)
-        streams.calibration = self.model.run(index, streams.calibration, streams.extras[index])
-        streams.held_out = self.model.run(index, streams.held_out, streams.held_out_extras[index])
+        with self._as_read(index):
+            streams.calibration = self._run(index, streams.calibration, streams.extras)
+            streams.held_out = self._run(index, streams.held_out, streams.held_out_extras)
         self.model.drop_layer(index)
         return figures
 
-    @torch.inference_mode()
+    def _run(self, index: int, hidden: Hidden, extras: list[Extra]) -> Hidden:
+        return self.model.run(index, hidden, extras[index])
+
+    def _as_read(self, index: int) -> AbstractContextManager[None]:
+        """Run the layer as a reader of the folder will."""
+        if not self.spec.rounds_inputs:
+            return nullcontext()
+        return rounded_inputs(self.model.linears(index).values())
+
+    @torch.no_grad()
     def _compress(self, index: int, streams: _Streams) -> tuple[Tensors, dict[str, float]]:
         """Compress the loaded layer's matrices in place; return its tensors and figures."""
         began = time.monotonic()
         seen = self._statistics(index, streams)
         figures = {"weight_error": 0.0, "compressed_bytes": 0.0, "original_matrix_bytes": 0.0}
         tensors: Tensors = {}
+        prepare = PREPARATIONS.get(self.spec.method)
+        if prepare is not None:
+            prepare(self.model.layers[index], self.model.linears(index), seen, self.spec)
         for name, linear in self.model.linears(index).items():
             weight = linear.weight.data
             matrix = METHODS[self.spec.method](weight, seen[name], self.spec)
@@ -111,7 +127,9 @@ class Engine:
             figures["compressed_bytes"] += matrix.stored_bytes
             figures["original_matrix_bytes"] += weight.numel() * weight.element_size()
             linear.weight.data = made
-            own = tensors_of(matrix)
+            if isinstance(matrix, Codes):
+                self.grids[self.model.name_of(index, name)] = matrix.grid
+            own = tensors_of(matrix, self.spec)
             tensors |= {self.model.name_of(index, f"{name}.{key}"): t for key, t in own.items()}
         tensors |= self._rest_of(index)
         figures["layer_seconds"] = time.monotonic() - began
@@ -132,13 +150,17 @@ class Engine:
         return seen
 
     def _rest_of(self, index: int) -> Tensors:
-        """Return the layer's tensors that no method touches: norms and biases."""
-        matrices = {f"{name}.weight" for name in self.model.linears(index)}
+        """Return the layer's tensors that are no matrices: norms and biases."""
+        rest = self._rest(index, self.model.layers[index].state_dict())
         return {
             self.model.name_of(index, name): each.detach().cpu().contiguous()
-            for name, each in self.model.layers[index].state_dict().items()
-            if name not in matrices
+            for name, each in rest.items()
         }
+
+    def _rest(self, index: int, tensors: Mapping[str, torch.Tensor]) -> Tensors:
+        matrices = {f"{name}.weight" for name in self.model.linears(index)}
+        known = set(self.model.layers[index].state_dict()) - matrices
+        return {name: each for name, each in tensors.items() if name in known}
 
     def _take(self, index: int, tensors: Tensors) -> None:
         """Give the loaded layer the weights that an earlier run of this job made."""
@@ -151,11 +173,13 @@ class Engine:
                 if key.startswith(f"{name}.")
             }
             if self.spec.is_packed:
-                made = unpacked(parts, grid_of(self.spec)).weight()
+                codes = decoded(parts, self.spec.code_bits)
+                self.grids[self.model.name_of(index, name)] = codes.grid
+                made = codes.weight()
             else:
                 made = parts["weight"]
             linear.weight.data = made.to(linear.weight.device, linear.weight.dtype)
-        plain = {name: own[name] for name in self.model.layers[index].state_dict() if name in own}
+        plain = self._rest(index, own)
         self.model.layers[index].load_state_dict(plain, strict=False)
 
     def _perplexity(self, hidden: Hidden, windows: Windows) -> Perplexity:

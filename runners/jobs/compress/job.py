@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from runners.compress_options import NF4_BLOCK, WeightDtype
 from runners.jobs.artefacts import card_text, publish_model, weight_file_bytes
 from runners.jobs.assessment import Assessment, Sampling, assess, held_out_ids
 from runners.jobs.compress.engine import Compressed
 from runners.jobs.compress.layerwise import check_folder, compress_folder
+from runners.jobs.compress.results import format_of
 from runners.jobs.evaluation import Perplexity, evaluate, perplexity_ratio
 from runners.jobs.generation import Workload
 from runners.jobs.isolation import run_isolated
@@ -33,7 +35,7 @@ from runners.jobs.memory import PeakMeter
 from runners.jobs.runtime import BadInputError, Job, MissingModelError, num_threads
 from runners.jobs.stages import Stages
 from runners.jobs.telemetry import gpu_telemetry
-from runners.jobspec import NF4_BLOCK, ArtefactModel, CompressSpec, FolderModel, WeightDtype
+from runners.jobspec import ArtefactModel, CompressSpec, FolderModel
 
 ORIGINAL = "Measuring the original"
 COMPRESSING = "Compressing and saving"
@@ -203,18 +205,24 @@ HOW_LAYERWISE = {
     "rtn": "each weight to its nearest code",
     "gptq": "GPTQ (own code): columns in turn, the error passed on through the inverse Hessian",
     "quantease": "QuantEase (own code): coordinate descent over the columns",
+    "awq": "AWQ (own code): scales of inputs searched by the outputs' error, then nearest codes",
+    "smoothquant": "SmoothQuant (own code): a share of the activations' spread moved into rows of "
+    "8-bit weights; activations rounded to 8 bits by token",
+    "fptq": "FPTQ (own code): activations levelled by a logarithm, nearest codes in groups; "
+    "activations rounded to 8 bits by token",
     "magnitude": "the smallest weights of each matrix set to zero",
     "wanda": "Wanda (own code): weights of least size times input norm set to zero, by row",
     "sparsegpt": "SparseGPT (own code): pruned by block, the error passed on",
 }
-PACKED = "; compressed-tensors pack-quantized, lm_head and embedding bf16"
+PACKED = "; compressed-tensors {}, lm_head and embedding bf16"
 PLAIN = "; plain bf16 tensors: compressed_bytes says what codes, or mask and values, would take"
 
 
 def how(spec: CompressSpec) -> str:
     """Return in words what was done to the weights and how they are stored."""
     if spec.is_layerwise:
-        return HOW_LAYERWISE[spec.method] + (PACKED if spec.is_packed else PLAIN)
+        stored = PACKED.format(format_of(spec)) if spec.is_packed else PLAIN
+        return HOW_LAYERWISE[spec.method] + stored
     return HOW_QUANTISED.get(spec.weight_dtype, "plain bf16 weights")
 
 

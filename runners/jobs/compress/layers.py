@@ -71,7 +71,7 @@ class LayerwiseModel:
         """Let the layer's weights go."""
         torch.nn.Module.to(self.layers[index], "meta")
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def embed(self, ids: torch.Tensor) -> tuple[Hidden, list[Extra]]:
         """Return what reaches the first layer, and with what else each layer is called.
 
@@ -91,14 +91,14 @@ class LayerwiseModel:
             extra for _, extra in calls[:count]
         ]
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def run(self, index: int, hidden: Hidden, extra: Extra) -> Hidden:
         """Return what the loaded layer makes of all sequences."""
         layer = self.layers[index]
         outputs = [layer(some, **extra) for some in hidden.split(SEQUENCES_AT_ONCE)]
         return torch.cat([each[0] if isinstance(each, tuple) else each for each in outputs])
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def logits(self, hidden: Hidden, ids: torch.Tensor, keep: int) -> torch.Tensor:
         """Return the logits of the last ``keep`` positions from what the last layer left."""
         with self._layers_as(lambda _given, **_extra: hidden):

@@ -1,5 +1,6 @@
 """What a method made of one matrix, and the tensors that a reader of the folder finds for it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,8 +12,17 @@ from compressed_tensors.compressors.pack_quantized.helpers import (
 
 from runners.jobs.compress import sparse_store
 from runners.jobs.compress.grid import Codes, Grid
+from runners.jobspec import CompressSpec
 
 Tensors = dict[str, torch.Tensor]
+INT_QUANTIZED = "int-quantized"
+TOKENS: Mapping[str, object] = {
+    "num_bits": 8,
+    "type": "int",
+    "symmetric": True,
+    "strategy": "token",
+    "dynamic": True,
+}
 
 
 class Matrix(Protocol):
@@ -42,6 +52,13 @@ class Pruned:
         return sparse_store.stored_bytes(self.values)
 
 
+def coded(codes: Codes, spec: CompressSpec) -> Tensors:
+    """Return the tensors of the spec's compressed-tensors format."""
+    if format_of(spec) == INT_QUANTIZED:
+        return {"weight": codes.values.cpu(), "weight_scale": codes.scales.cpu().contiguous()}
+    return packed(codes)
+
+
 def packed(codes: Codes) -> Tensors:
     """Return the tensors of the compressed-tensors format ``pack-quantized``."""
     return {
@@ -51,34 +68,54 @@ def packed(codes: Codes) -> Tensors:
     }
 
 
-def unpacked(tensors: Tensors, grid: Grid) -> Codes:
-    """Return the codes of ``packed``."""
-    shape = torch.Size(tensors["weight_shape"].tolist())
-    values = unpack_from_int32(tensors["weight_packed"], grid.bits, shape)
-    return Codes(values, tensors["weight_scale"], grid)
+def decoded(tensors: Tensors, bits: int) -> Codes:
+    """Return the codes of ``coded``; how many weights share a scale is seen from the scales."""
+    scales = tensors["weight_scale"]
+    if "weight" in tensors:
+        values = tensors["weight"]
+    else:
+        shape = torch.Size(tensors["weight_shape"].tolist())
+        values = unpack_from_int32(tensors["weight_packed"], bits, shape)
+    return Codes(values, scales, Grid(bits, -(-values.shape[1] // scales.shape[1])))
 
 
-def tensors_of(matrix: Matrix) -> Tensors:
-    """Return what is stored beside the module's name: packed codes, or a plain weight."""
+def tensors_of(matrix: Matrix, spec: CompressSpec) -> Tensors:
+    """Return what is stored beside the module's name: codes, or a plain weight."""
     if isinstance(matrix, Codes):
-        return packed(matrix)
+        return coded(matrix, spec)
     return {"weight": matrix.weight().cpu().contiguous()}
 
 
-def format_config(grid: Grid) -> dict[str, object]:
-    """Return config.json's ``quantization_config`` of packed codes."""
-    weights = {
-        "num_bits": grid.bits,
-        "type": "int",
-        "symmetric": True,
-        "strategy": "group",
-        "group_size": grid.group_size,
-        "dynamic": False,
-    }
+def format_of(spec: CompressSpec) -> str:
+    """Return the compressed-tensors format in which a spec's codes are stored."""
+    return "pack-quantized" if spec.has_groups else INT_QUANTIZED
+
+
+def format_config(spec: CompressSpec, grids: Mapping[str, Grid]) -> dict[str, object]:
+    """Return config.json's ``quantization_config``; ``grids`` has each matrix's own by name."""
+    inputs = {"input_activations": dict(TOKENS)} if spec.rounds_inputs else {}
+    sizes = sorted({grid.group_size for grid in grids.values()}) if spec.has_groups else [0]
+    groups: dict[str, object] = {}
+    for number, size in enumerate(sizes):
+        own = [name for name, grid in grids.items() if grid.group_size == size]
+        groups[f"group_{number}"] = {
+            "targets": own if len(sizes) > 1 else ["Linear"],
+            "weights": _weights_config(spec, size),
+            "format": format_of(spec),  # it is not guessed: with activations it would be int8
+            **inputs,
+        }
     return {
         "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
+        "format": format_of(spec),
         "quantization_status": "compressed",
         "ignore": ["lm_head"],
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "config_groups": groups,
     }
+
+
+def _weights_config(spec: CompressSpec, group_size: int) -> dict[str, object]:
+    scales: dict[str, object] = {"strategy": "channel"}
+    if spec.has_groups:
+        scales = {"strategy": "group", "group_size": group_size}
+    common = {"num_bits": spec.code_bits, "type": "int", "symmetric": True, "dynamic": False}
+    return common | scales

@@ -29,6 +29,12 @@ class InputStatistics:
         self.largest = torch.maximum(self.largest.to(rows.device), rows.abs().amax(dim=0))
         self.num_tokens += len(rows)
 
+    def divide(self, scales: torch.Tensor) -> None:
+        """Become the statistics of the same inputs divided by ``scales``."""
+        self.gram = self.gram / (scales[:, None] * scales[None, :])
+        self.absolute = self.absolute / scales
+        self.largest = self.largest / scales
+
     @property
     def norms(self) -> torch.Tensor:
         """Return the Euclidean norm of each input over the text."""

@@ -57,6 +57,8 @@ def test_a_quantisation_that_was_stored_before_reads_as_a_compression(dtype, met
         ({"method": "sparsegpt", "sparsity": 0.6}, "bf16", "sparsegpt 60%"),
         ({"method": "wanda", "pattern": "2:4"}, "bf16", "wanda 2:4"),
         ({"method": "int8"}, "int8", "int8"),
+        ({"method": "smoothquant"}, "int8", "smoothquant 8 bit, 8 bit activations"),
+        ({"method": "fptq"}, "int4", "fptq 4 bit, 8 bit activations"),
     ],
 )
 def test_a_compression_says_as_what_its_outcome_is_loaded(fields, loaded_as, title):
@@ -68,6 +70,8 @@ def test_a_compression_says_as_what_its_outcome_is_loaded(fields, loaded_as, tit
 def test_a_card_shows_no_setting_that_the_method_does_not_read():
     pruned = CompressSpec(model=MODEL, method="wanda", pattern="2:4").settings
     rounded = CompressSpec(model=MODEL, method="gptq", bits=3).settings
+    smoothed = CompressSpec(model=MODEL, method="smoothquant").settings
 
     assert pruned == {"calibration_tokens": "16384", "pattern": "2:4"}
+    assert smoothed == {"calibration_tokens": "16384", "bits": "8", "smoothing": "0.5"}
     assert rounded.keys() == {"calibration_tokens", "bits", "group_size", "act_order", "damping"}

@@ -110,7 +110,7 @@ def test_compressing_quantises_the_trained_model(demo_plan, trained, dtype):
     assert spec.model == ArtefactModel(attempt_id=trained.attempt_id, name="model")
 
 
-@pytest.mark.parametrize("method", ["gptq", "quantease", "sparsegpt"])
+@pytest.mark.parametrize("method", ["gptq", "quantease", "awq", "fptq", "sparsegpt"])
 def test_compressing_layer_by_layer_asks_the_host_for_the_method(demo_plan, trained, method):
     plan = with_model(demo_plan, trained, "compress")
     plan.draft["workload"]["compress"] |= {"method": method, "group_size": 32}
@@ -151,12 +151,14 @@ def test_compressing_without_trained_weights_is_refused_with_the_way_out(demo_pl
     assert "Train the demo model first" in refusal(demo_plan)
 
 
-@pytest.mark.parametrize("method", ["awq"])
+@pytest.mark.parametrize("method", ["autoround"])
 def test_a_compression_that_is_only_planned_is_refused_by_name(demo_plan, trained, method):
     plan = with_model(demo_plan, trained, "compress")
     plan.draft["workload"]["compress"]["method"] = method
 
-    assert refusal(plan).startswith("AWQ is planned but does not run yet. Choose one that does")
+    assert refusal(plan).startswith(
+        "AutoRound is planned but does not run yet. Choose one that does"
+    )
 
 
 def test_adapters_are_refused_with_the_method_that_runs(demo_plan, trained):

@@ -111,7 +111,7 @@ def test_what_a_job_is_expected_to_measure_has_interval_and_unit(plan, goal):
 @pytest.mark.parametrize(
     ("goal", "field", "value", "words"),
     [
-        ("compress", "method", "awq", "AWQ is planned but does not run yet"),
+        ("compress", "method", "autoround", "AutoRound is planned but does not run yet"),
         ("finetune", "method", "lora", "Choose the method “full”"),
         ("finetune", "method", "qlora", "Choose the method “full”"),
         ("finetune", "optimizer", "lion", "The trainer runs AdamW"),
@@ -229,7 +229,7 @@ def test_a_fresh_plan_is_not_outdated(demo_plan):
     "change",
     [
         lambda plan: plan.draft["goal"].update(objective="memory"),
-        lambda plan: plan.draft["workload"]["compress"].update(method="awq"),
+        lambda plan: plan.draft["workload"]["compress"].update(method="autoround"),
         lambda plan: plan.draft["pins"].update(weight_dtype="fp32"),
         lambda _plan: TeamModel.objects.update(config={**demo_config(), "vocab_size": 8192}),
         lambda _plan: TeamModel.objects.all().delete(),

@@ -1,0 +1,118 @@
+"""What a compression may be told: its method, and the settings that methods read."""
+
+from typing import Literal
+
+from pydantic import BaseModel, Field, PositiveInt
+
+WeightDtype = Literal["fp32", "bf16", "fp16", "int8", "int4"]
+NF4_BLOCK = 64  # weights per scale, fixed by bitsandbytes
+NF4_BITS = 4
+CompressMethod = Literal[
+    "bf16", "int8", "nf4", "rtn", "gptq", "quantease", "awq", "smoothquant", "fptq",
+    "magnitude", "wanda", "sparsegpt",
+]  # fmt: skip
+# torchao and bitsandbytes, the whole model at once
+LIBRARY_DTYPES: dict[str, WeightDtype] = {"bf16": "bf16", "int8": "int8", "nf4": "int4"}
+PRUNING_METHODS = ("magnitude", "wanda", "sparsegpt")
+ROW_METHODS = ("smoothquant",)  # one scale a row, whatever the group size
+FOLDING_METHODS = ("awq", "smoothquant", "fptq")  # scales move into the norms before
+INT8_INPUT_METHODS = ("smoothquant", "fptq")  # each token's activations round to 8 bits
+ROW_BITS = 8
+
+
+class CompressOptions(BaseModel):
+    """The settings beside model and seed.
+
+    ``bits`` and ``group_size`` are of the methods that round to codes, ``sparsity`` and
+    ``pattern`` of those that prune. QuantEase keeps ``outlier_share`` of the weights in 16 bit;
+    SmoothQuant moves the share ``smoothing`` of the activations' spread into the weights.
+    """
+
+    method: CompressMethod = "int8"
+    bits: Literal[2, 3, 4, 8] = 4
+    group_size: PositiveInt = NF4_BLOCK  # nf4 has its own: another size is noted, not obeyed
+    is_act_ordered: bool = False  # GPTQ: columns of large inputs first
+    damping: float = Field(default=0.01, gt=0.0, le=1.0)  # of the Hessian's mean diagonal
+    outlier_share: float = Field(default=0.0, ge=0.0, le=0.1)
+    smoothing: float = Field(default=0.5, ge=0.0, le=1.0)
+    sparsity: float = Field(default=0.5, gt=0.0, lt=1.0)
+    pattern: Literal["unstructured", "2:4"] = "unstructured"
+    calibration_tokens: PositiveInt = Field(default=16_384, le=10_000_000)
+    evaluation_tokens: PositiveInt = 8192
+
+    @property
+    def is_layerwise(self) -> bool:
+        """Return whether our own engine compresses it layer by layer."""
+        return self.method not in LIBRARY_DTYPES
+
+    @property
+    def has_codes(self) -> bool:
+        """Return whether weights become whole numbers with scales."""
+        return self.is_layerwise and self.method not in PRUNING_METHODS
+
+    @property
+    def has_groups(self) -> bool:
+        """Return whether groups of ``group_size`` weights share a scale."""
+        return self.has_codes and self.method not in ROW_METHODS
+
+    @property
+    def is_packed(self) -> bool:
+        """Return whether the weights are stored as codes."""
+        return self.has_codes and not self.outlier_share
+
+    @property
+    def code_bits(self) -> int:
+        """Return the bits of a code."""
+        return ROW_BITS if self.method in ROW_METHODS else self.bits
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """Return whether each token's activations are rounded to 8 bits as well."""
+        return self.method in INT8_INPUT_METHODS
+
+    @property
+    def weight_dtype(self) -> WeightDtype:
+        """Return as what the outcome is loaded."""
+        if self.is_packed:
+            return "int8" if self.code_bits > NF4_BITS else "int4"
+        return LIBRARY_DTYPES.get(self.method, "bf16")
+
+    @property
+    def held_dtype(self) -> WeightDtype:
+        """Return as what the outcome is held in memory: packed codes are unpacked to be used."""
+        return "bf16" if self.is_layerwise else self.weight_dtype
+
+    @property
+    def title(self) -> str:
+        """Return the method in a few words, as a model's name has them."""
+        if not self.is_layerwise:
+            return self.weight_dtype
+        if self.has_codes:
+            inputs = ", 8 bit activations" if self.rounds_inputs else ""
+            return f"{self.method} {self.code_bits} bit{inputs}"
+        share = "2:4" if self.pattern == "2:4" else f"{self.sparsity:.0%}"
+        return f"{self.method} {share}"
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Return what the method was told, as a card shows it; nothing that it does not read."""
+        if not self.is_layerwise:
+            return {}
+        told: dict[str, object] = {"calibration_tokens": self.calibration_tokens}
+        if self.has_codes:
+            told |= {"bits": self.code_bits}
+            told |= {"group_size": self.group_size} if self.has_groups else {}
+        else:
+            told |= {"pattern": self.pattern}
+            told |= {"sparsity": self.sparsity} if self.pattern == "unstructured" else {}
+        told |= {shown: getattr(self, name) for shown, name in READ_BY.get(self.method, ())}
+        if self.outlier_share:
+            told |= {"outlier_share": self.outlier_share}
+        return {name: str(value) for name, value in told.items()}
+
+
+# method -> the settings that it alone reads, by the words of a card
+READ_BY = {
+    "gptq": (("act_order", "is_act_ordered"), ("damping", "damping")),
+    "smoothquant": (("smoothing", "smoothing"),),
+}

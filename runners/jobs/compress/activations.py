@@ -1,0 +1,30 @@
+"""Round what reaches the linear layers to 8 bits, one scale a token, as a reader will."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+LOWEST, HIGHEST = -128, 127
+
+
+@contextmanager
+def rounded_inputs(linears: Iterable[torch.nn.Linear]) -> Iterator[None]:
+    """Let the linear layers see rounded inputs."""
+    with ExitStack() as hooks:
+        for linear in linears:
+            hooks.callback(linear.register_forward_pre_hook(_round_first).remove)
+        yield
+
+
+def rounded_by_token(inputs: torch.Tensor) -> torch.Tensor:
+    """Return inputs [..., in] as whole numbers of 8 bits times each token's scale."""
+    largest = inputs.abs().amax(dim=-1, keepdim=True)
+    scales = largest / ((HIGHEST - LOWEST) / 2)
+    scales = torch.where(scales == 0, torch.finfo(scales.dtype).eps, scales)
+    return (inputs / scales).round().clamp(LOWEST, HIGHEST) * scales
+
+
+def _round_first(_module: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return rounded_by_token(inputs[0]), *inputs[1:]
