@@ -59,6 +59,8 @@ class HostFacts(Message):
     disk_total_bytes: NonNegativeInt
     disk_free_bytes: NonNegativeInt
     boot_id: str
+    machine_id: str | None = Field(default=None, max_length=64)  # runners.machine: a digest
+    user_id: NonNegativeInt | None = None  # of the Unix user that the agent and its jobs run as
     python_version: str
     agent_version: str
     driver_version: str | None = None

@@ -19,6 +19,7 @@ from runners.config import HostConfig
 from runners.facts import GpuFacts, HostFacts
 from runners.gangs import own_addresses
 from runners.launchers.slurm_facts import scheduler_facts
+from runners.machine import machine_id
 from runners.messages import GpuLoad
 from runners.supervision import procfs
 
@@ -55,6 +56,8 @@ def host_facts(disk: Path, config: HostConfig | None = None) -> HostFacts:
         disk_total_bytes=usage.total,
         disk_free_bytes=usage.free,
         boot_id=procfs.boot_id(),
+        machine_id=machine_id(),
+        user_id=os.getuid(),
         python_version=platform.python_version(),
         agent_version=AGENT_VERSION,
         driver_version=driver,

@@ -21,7 +21,7 @@ with connection.cursor() as cursor:
 
 def on(url: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Run Python with an installation whose database lies there."""
-    environment = os.environ | {"DATABASE_URL": url}
+    environment = os.environ | {"DATABASE_URL": url, "SLIPWAY_TEST_DATABASE_URL": url}
     return subprocess.run(
         [sys.executable, *words],
         cwd=ROOT,

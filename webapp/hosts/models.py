@@ -94,6 +94,9 @@ class Device(UlidModel):
     name = models.CharField(max_length=120)
     memory_bytes = models.PositiveBigIntegerField()
     is_present = models.BooleanField(default=True)  # as the host's last facts say
+    # What it is, whichever host it is seen through: a GPU's uuid, a processor's machine.
+    hardware = models.CharField(max_length=80, blank=True, db_index=True)
+    unix_user = models.PositiveBigIntegerField(null=True, blank=True)  # whose agent sees it
     cordoned_at = models.DateTimeField(null=True, blank=True)
     cordoned_by = models.CharField(max_length=80, blank=True)
     cordon_reason = models.CharField(max_length=200, blank=True)
@@ -104,6 +107,24 @@ class Device(UlidModel):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.index} of {self.host_id}"
+
+
+class Distinction(models.Model):
+    """An operator's word that another host, which looks like the same machine, is another one."""
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="distinctions")
+    other = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="+")
+    said_by = models.CharField(max_length=80)
+    said_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["id"]
+        constraints = [
+            models.UniqueConstraint(fields=["host", "other"], name="one_word_about_a_host")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.host_id} is not {self.other_id}"
 
 
 class EnrolmentToken(TeamOwned):

@@ -58,6 +58,8 @@ def _described(facts: HostFacts) -> list[Device]:
             uuid=gpu.uuid[:80],
             name=gpu.name[:120],
             memory_bytes=gpu.memory_bytes,
+            hardware=gpu.uuid[:80],
+            unix_user=facts.user_id,
         )
         for gpu in facts.gpus
     ]
@@ -67,9 +69,12 @@ def _described(facts: HostFacts) -> list[Device]:
         uuid=CPU_UUID,
         name=facts.cpu_model[:120],
         memory_bytes=facts.memory_bytes,
+        hardware=facts.machine_id or "",
+        unix_user=facts.user_id,
     )
     return gpus or [cpu]
 
 
-def _facts_of(device: Device) -> dict[str, str | int]:
-    return {name: getattr(device, name) for name in ("kind", "index", "name", "memory_bytes")}
+def _facts_of(device: Device) -> dict[str, str | int | None]:
+    names = ("kind", "index", "name", "memory_bytes", "hardware", "unix_user")
+    return {name: getattr(device, name) for name in names}

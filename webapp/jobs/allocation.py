@@ -15,13 +15,14 @@ from runners.reasons import Reason
 from webapp.core.clock import now
 from webapp.hosts.epoch import is_restored
 from webapp.hosts.models import Device, Host, Pool
-from webapp.jobs.holding import devices_release, devices_take, pool_lock
+from webapp.jobs.holding import devices_release, devices_take, hardware_lock, pool_lock
 from webapp.jobs.models import Attempt, Command, Job, JobState
 from webapp.jobs.places import meeting_address, places_reserve
 from webapp.jobs.preflight import Check, run_checks
 from webapp.jobs.transitions import transition
 from webapp.queue.picture import Picture, picture_of, waiting_jobs
 from webapp.queue.rules import Rules, failed_preflights
+from webapp.queue.sharing import held_elsewhere, pools_beside
 from webapp.queue.snapshot import Grant
 
 ACTOR = "system:allocator"
@@ -42,7 +43,27 @@ def allocate_pool(pool: Pool) -> list[Job]:
         rules = Rules(jobs)
         picture = picture_of(pool, jobs, rules)
         granted = [(picture.jobs[one.job], _gang(one, picture)) for one in picture.decide().grants]
-        return [job for job, gang in granted if may_take(rules, job, gang) and _take(job, gang)]
+        hardware_lock(device for _, gang in granted for device in _devices(gang))
+        return [
+            job
+            for job, gang in granted
+            if is_free(gang) and may_take(rules, job, gang) and _take(job, gang)
+        ]
+
+
+def allocate_after(attempt: Attempt) -> None:
+    """Serve whoever waits for what an attempt held, those on other hosts of its machine first."""
+    for pool in [*pools_beside(attempt), attempt.job.pool]:
+        allocate_pool(pool)
+
+
+def is_free(gang: Gang) -> bool:
+    """Return whether no device of a gang is held through another host of the same machine."""
+    return not held_elsewhere(_devices(gang), {host.pk: host for host, _ in gang})
+
+
+def _devices(gang: Gang) -> list[Device]:
+    return [device for _, devices in gang for device in devices]
 
 
 def may_take(rules: Rules, job: Job, gang: Gang) -> bool:

@@ -16,7 +16,7 @@ from runners.messages import (
     StartedBody,
 )
 from webapp.core.clock import now
-from webapp.jobs.allocation import allocate_pool
+from webapp.jobs.allocation import allocate_after
 from webapp.jobs.finish import job_finished
 from webapp.jobs.gangs import all_started, member_ended
 from webapp.jobs.holding import devices_release
@@ -106,7 +106,7 @@ def _exited(attempt: Attempt, body: dict[str, Any]) -> None:
         detail={"exit_code": record.exit_code, "signal": record.signal, "by": record.by},
     ):
         job_finished(job, attempt)
-    transaction.on_commit(lambda: allocate_pool(job.pool))
+    transaction.on_commit(lambda: allocate_after(attempt))
 
 
 def _gpus_at_end(attempt: Attempt) -> dict[str, Any]:

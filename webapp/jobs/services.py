@@ -15,7 +15,7 @@ from webapp.accounts.secrets import secret_names
 from webapp.core.clock import now
 from webapp.core.problems import ConflictProblem, InvalidProblem
 from webapp.hosts.models import RUNS_JOBS, Host, HostState, Pool
-from webapp.jobs.allocation import allocate_pool
+from webapp.jobs.allocation import allocate_after, allocate_pool
 from webapp.jobs.gangs import members_of, order_stop, release_unstarted
 from webapp.jobs.holding import pool_lock
 from webapp.jobs.models import FINAL_STATES, Attempt, Job, JobState, Priority
@@ -178,7 +178,10 @@ def job_stop(*, job: Job, by: str, reason: Reason = Reason.STOPPED_BY_USER) -> J
             _end_before_start(job, by, reason)
         elif job.state != JobState.STOPPING:
             _order_stop(job, attempt, by, reason)
-    allocate_pool(job.pool)
+    if attempt is None:
+        allocate_pool(job.pool)
+    else:
+        allocate_after(attempt)
     job.refresh_from_db()
     return job
 

@@ -1,7 +1,7 @@
 """A pool as it is now, read once: the policy's snapshot, and the rows that its words name."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from django.db.models import DurationField, ExpressionWrapper, F, Sum
@@ -16,10 +16,10 @@ from webapp.queue import snapshot as values
 from webapp.queue.forecast import left_seconds, length_seconds
 from webapp.queue.policy import decide
 from webapp.queue.rules import Rules
+from webapp.queue.sharing import Elsewhere, shared_in, still_there
 
 FAIR_DAYS = 7
 LARGE = ("facts", "microbench", "calibration")  # what no decision reads
-RUNS_THERE = ("claimed", "running")
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Picture:
     devices: Mapping[str, Device]
     jobs: Mapping[str, Job]  # those that wait and those that hold devices
     holders: Mapping[str, Attempt]  # by device
+    elsewhere: Mapping[str, Elsewhere] = field(default_factory=dict)  # those through other hosts
 
     def decide(self) -> values.Decision:
         """Return everybody's turn."""
@@ -49,13 +50,16 @@ def picture_of(pool: Pool, jobs: Sequence[Job], rules: Rules) -> Picture:
     rows = Host.objects.filter(pool=pool, kind__in=RUNS_JOBS).defer(*LARGE)
     hosts = {host.pk: host for host in rows}
     devices = {d.pk: d for d in Device.objects.filter(host__in=hosts).order_by("index", "pk")}
-    holders = {**_still_there(hosts.values()), **_holders(pool)}
+    shared = shared_in(pool, hosts)
+    through = {pk: each.attempt for pk, each in shared.held.items()}
+    holders = {**through, **still_there(hosts.values()), **_holders(pool)}
     left = {attempt.pk: left_seconds(attempt) for attempt in holders.values()}
     of_host: dict[str, list[values.Device]] = {pk: [] for pk in hosts}
     for device in devices.values():
         holder = holders.get(device.pk)
         found = _device(device, holder, left)
-        if holder is None and foreign_pids(hosts[device.host_id], device):
+        host = hosts[device.host_id]
+        if holder is None and foreign_pids(host, device) and not shared.is_stale(device, host):
             found = replace(found, is_held=True, free_seconds=values.FOREVER)
         of_host[device.host_id].append(found)
     snapshot = values.Snapshot(
@@ -66,27 +70,11 @@ def picture_of(pool: Pool, jobs: Sequence[Job], rules: Rules) -> Picture:
     )
     known = {attempt.job_id: attempt.job for attempt in holders.values()}
     known |= {job.pk: job for job in jobs}
-    return Picture(pool, snapshot, hosts, devices, known, holders)
+    return Picture(pool, snapshot, hosts, devices, known, holders, shared.held)
 
 
 def _holders(pool: Pool) -> dict[str, Attempt]:
     rows = Allocation.objects.filter(released_at=None, device__host__pool=pool)
-    return {row.device_id: row.attempt for row in rows.select_related("attempt__job")}
-
-
-def _still_there(hosts: Collection[Host]) -> dict[str, Attempt]:
-    """Return the devices of attempts that were given up and that their host still runs."""
-    seen = {
-        status["attempt_id"]
-        for host in hosts
-        for status in host.last_beat.get("attempts") or ()
-        if status.get("phase") in RUNS_THERE
-    }
-    if not seen:
-        return {}
-    rows = Allocation.objects.filter(
-        attempt__in=seen, released_at__isnull=False, attempt__exit_record={}
-    )
     return {row.device_id: row.attempt for row in rows.select_related("attempt__job")}
 
 

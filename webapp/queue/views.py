@@ -163,6 +163,9 @@ def _held(device_id: str, picture: Picture, teams: set[str]) -> Held:
     left = left_seconds(holder)
     until = f"until ≈ {_clock(left)}" if left is not None else "end not forecast"
     job = holder.job if holder.job.team_id in teams else None
+    if through := picture.elsewhere.get(device_id):
+        other = through.host.name if through.host.team_id in teams else "another team's host"
+        until = f"as {other} on the same machine, {until}"
     return Held(name, job, until, "held")
 
 

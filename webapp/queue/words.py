@@ -103,7 +103,7 @@ class Words:
     def _short(self) -> str:
         """Return what is free now, and what makes room when."""
         wait, job = self._wait, self._job
-        parts = [f"It needs {_needs(job)}", self._have()]
+        parts = [f"It needs {_needs(job)}", self._have(), *self._shared()]
         if wait.why is Why.RESERVED:
             parts.append(f"kept for {self._quoted(wait.behind)}, which is before it")
         return "; ".join([*parts, self._next()]) + "."
@@ -118,6 +118,23 @@ class Words:
         total = sum(1 for one in owned if one.is_present and one.cordoned_at is None)
         name = host.name if host else "no host"
         return f"{name} has {wait.num_free} of {total} free"
+
+    def _shared(self) -> list[str]:
+        """Return who holds devices of that host through another host of the same machine."""
+        host = self._picture.hosts.get(self._wait.host or "")
+        devices = self._picture.devices
+        through = [
+            each
+            for pk, each in self._picture.elsewhere.items()
+            if host is not None and devices[pk].host_id == host.pk
+        ]
+        if host is None or not through or self._job.num_hosts > 1:
+            return []
+        job, other = through[0].attempt.job, through[0].host
+        if self._team.pk not in (job.team_id, other.team_id):
+            return [f"another team's job holds the machine of {host.name}, which several share"]
+        name = f" as {other.name}" if other.team_id == self._team.pk else ""
+        return [f"the machine of {host.name} is held{name} by {self._quoted(job.pk)}"]
 
     def _next(self) -> str:
         wait = self._wait

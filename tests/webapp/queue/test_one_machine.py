@@ -1,0 +1,212 @@
+"""Two teams' hosts on one machine: what one team's job holds, the other's does not get."""
+
+from datetime import timedelta
+
+import pytest
+
+from tests.webapp.conftest import EXIT_OK, batch_of, claim, enrol, make_beat, make_facts, make_job
+from tests.webapp.conftest import make_microbench as bench
+from webapp.accounts.models import Team
+from webapp.core.clock import now
+from webapp.hosts.beats import host_beat
+from webapp.hosts.models import Distinction, Host
+from webapp.jobs.allocation import allocate_pool
+from webapp.jobs.deadlines import allocate_all
+from webapp.jobs.giving_up import job_abandon
+from webapp.jobs.ingest import events_accept
+from webapp.jobs.models import Attempt, Job
+from webapp.jobs.services import job_stop, job_submit
+from webapp.queue.words import waiting_line
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+MACHINE = "a" * 64
+GPU = {"index": 0, "uuid": "GPU-one", "name": "NVIDIA L4", "memory_bytes": 24 * 1024**3}
+
+
+def host_of(team: Team, name: str, **facts) -> Host:
+    """Return a ready host in contact; it is one of the shared machine, unless facts say else."""
+    host, _ = enrol(team, name=name)
+    said = make_facts(**{"machine_id": MACHINE, "user_id": 1001, **facts})
+    host_beat(host=host, beat=make_beat(facts=said, microbench=bench()))
+    host.refresh_from_db()
+    return host
+
+
+@pytest.fixture
+def ours(team) -> Host:
+    return host_of(team, "ours")
+
+
+@pytest.fixture
+def theirs(other_team) -> Host:
+    return host_of(other_team, "theirs", user_id=1002)
+
+
+@pytest.fixture
+def running(ours, theirs, other_team, charlie) -> Attempt:
+    """The other team's job, which its host has claimed."""
+    job = make_job(other_team, charlie, theirs, name="Secret plan")
+    job = job_submit(job=job, by="charlie")
+    claim(job.current_attempt)
+    return Attempt.objects.get(job=job)
+
+
+@pytest.fixture
+def waiting(running, team, alice, ours) -> Job:
+    """Our job for the same machine, submitted while theirs runs."""
+    return job_submit(job=make_job(team, alice, ours), by="alice")
+
+
+def state(job: Job) -> str:
+    return Job.objects.get(pk=job.pk).state
+
+
+def change(host: Host, **values) -> None:
+    Host.objects.filter(pk=host.pk).update(**values)
+
+
+def test_a_processor_that_another_teams_job_holds_is_not_given_out(waiting):
+    assert waiting.state == "queued"
+    assert allocate_all() == []
+
+
+def test_one_gpu_is_given_out_once_whoever_sees_it(team, other_team, alice, charlie):
+    ours = host_of(team, "ours", gpus=[GPU], machine_id=None)
+    theirs = host_of(other_team, "theirs", gpus=[GPU | {"index": 3}], machine_id=None)
+    first = job_submit(job=make_job(team, alice, ours), by="alice")
+    second = job_submit(job=make_job(other_team, charlie, theirs), by="charlie")
+    assert (first.state, second.state) == ("preflight", "queued")
+
+
+def test_another_gpu_of_the_same_machine_is_free(team, other_team, alice, charlie):
+    ours = host_of(team, "ours", gpus=[GPU])
+    theirs = host_of(other_team, "theirs", user_id=1002, gpus=[GPU | {"uuid": "GPU-two"}])
+    first = job_submit(job=make_job(team, alice, ours), by="alice")
+    second = job_submit(job=make_job(other_team, charlie, theirs), by="charlie")
+    assert (first.state, second.state) == ("preflight", "preflight")
+
+
+@pytest.mark.parametrize("facts", [{"user_id": 1001}, {"machine_id": None}, {"machine_id": "b"}])
+def test_hosts_of_one_user_or_of_no_known_machine_run_side_by_side(facts, ours, team, alice):
+    beside = host_of(team, "beside", **{"user_id": 1002, **facts})
+    jobs = [job_submit(job=make_job(team, alice, host), by="alice") for host in (ours, beside)]
+    assert [job.state for job in jobs] == ["preflight", "preflight"]
+
+
+def test_two_jobs_of_one_round_do_not_get_one_machine(team, alice, ours):
+    beside = host_of(team, "beside", user_id=1002)
+    Host.objects.update(state="draining")
+    jobs = [job_submit(job=make_job(team, alice, host), by="alice") for host in (ours, beside)]
+    Host.objects.update(state="ready")
+    allocate_pool(ours.pool)
+    assert sorted(state(job) for job in jobs) == ["preflight", "queued"]
+
+
+# Turns
+
+
+def end(attempt: Attempt, capture) -> None:
+    with capture(execute=True):
+        events_accept(host=attempt.host, batch=batch_of(attempt, ("exited", EXIT_OK)))
+
+
+def test_the_end_of_their_job_gives_the_machine_to_ours(
+    running, waiting, django_capture_on_commit_callbacks
+):
+    end(running, django_capture_on_commit_callbacks)
+    assert state(waiting) == "preflight"
+
+
+def test_a_team_whose_queue_never_empties_has_every_other_turn(
+    running, waiting, other_team, charlie, theirs, django_capture_on_commit_callbacks
+):
+    next_of_theirs = job_submit(job=make_job(other_team, charlie, theirs), by="charlie")
+    end(running, django_capture_on_commit_callbacks)
+    assert (state(waiting), state(next_of_theirs)) == ("preflight", "queued")
+    claim(Attempt.objects.get(job=waiting))
+    end(Attempt.objects.get(job=waiting), django_capture_on_commit_callbacks)
+    assert state(next_of_theirs) == "preflight"
+
+
+def test_a_process_that_was_their_jobs_does_not_keep_the_gpu_from_ours(
+    team, other_team, alice, charlie, django_capture_on_commit_callbacks
+):
+    ours = host_of(team, "ours", gpus=[GPU])
+    theirs = host_of(other_team, "theirs", user_id=1002, gpus=[GPU])
+    running = job_submit(job=make_job(other_team, charlie, theirs), by="charlie").current_attempt
+    claim(running)
+    load = {"uuid": "GPU-one", "memory_used_bytes": 0, "utilization": 1.0, "foreign_pids": (7,)}
+    host_beat(host=ours, beat=make_beat(gpus=[load]))
+    waiting = job_submit(job=make_job(team, alice, ours), by="alice")
+    end(running, django_capture_on_commit_callbacks)
+    assert state(waiting) == "preflight"
+
+
+def test_a_stop_before_the_claim_gives_the_machine_to_ours(ours, theirs, team, other_team, alice, charlie):  # fmt: skip
+    held = job_submit(job=make_job(other_team, charlie, theirs), by="charlie")
+    waiting = job_submit(job=make_job(team, alice, ours), by="alice")
+    job_stop(job=held, by="charlie")
+    assert state(waiting) == "preflight"
+
+
+# Silence and reboots
+
+
+def silent(host: Host) -> None:
+    change(host, last_seen_at=now() - timedelta(hours=3))
+
+
+def test_their_silence_frees_nothing(waiting, theirs):
+    silent(theirs)
+    assert allocate_all() == []
+
+
+def test_a_boot_since_their_last_word_frees_the_machine(waiting, ours, theirs):
+    silent(theirs)
+    host_beat(host=ours, beat=make_beat(boot_id="boot-2"))
+    assert state(waiting) == "preflight"
+
+
+def test_a_boot_that_we_have_not_noticed_frees_nothing(waiting, ours, theirs):
+    change(theirs, boot_id="boot-2")
+    change(ours, last_seen_at=now() - timedelta(seconds=20))
+    assert allocate_all() == []
+
+
+def test_what_was_given_up_and_still_runs_there_holds_the_machine(running, waiting, theirs):
+    status = {"attempt_id": running.pk, "fence": running.fence, "phase": "running"}
+    change(theirs, last_seen_at=now() - timedelta(hours=3), last_beat={"attempts": [status]})
+    job = Job.objects.get(pk=running.job_id)
+    job_abandon(job=job, by="charlie", typed_host_name="theirs")
+    assert allocate_all() == []
+
+
+# An operator's word
+
+
+def test_hosts_that_an_operator_told_apart_run_side_by_side(waiting, ours, theirs):
+    Distinction.objects.create(host=theirs, other=ours, said_by="olga", said_at=now())
+    assert allocate_all() == [waiting]
+
+
+# What people are told
+
+
+def sentence(job: Job) -> str:
+    line = waiting_line(job)
+    assert line is not None
+    return line.sentence
+
+
+def test_a_team_is_told_that_others_hold_the_machine_and_no_name(waiting):
+    said = sentence(waiting)
+    assert "another team's job holds the machine of ours, which several share" in said
+    assert "theirs" not in said
+    assert "Secret plan" not in said
+
+
+def test_ones_own_job_on_the_other_host_is_named(team, alice, ours):
+    beside = host_of(team, "beside", user_id=1002)
+    job_submit(job=make_job(team, alice, beside, name="First"), by="alice")
+    waiting = job_submit(job=make_job(team, alice, ours), by="alice")
+    assert "the machine of ours is held as beside by “First”" in sentence(waiting)
