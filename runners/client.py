@@ -31,6 +31,7 @@ TIMEOUT = httpx.Timeout(15.0, connect=3.0)
 UPLOAD_TIMEOUT = httpx.Timeout(60.0, connect=3.0)
 UNAUTHORIZED = frozenset({httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN})
 BUSY = frozenset({httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_MANY_REQUESTS})
+ASK_TO_WAIT = frozenset({httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE})
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _MAX_DETAIL_CHARACTERS = 300
 
@@ -46,11 +47,14 @@ class UnreachableError(ServerError):
 
 
 class RefusedError(ServerError):
-    """The server answered, and said no."""
+    """The server answered, and said no; ``retry_after_seconds`` if it said for how long."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(
+        self, status: int, message: str, retry_after_seconds: float | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
+        self.retry_after_seconds = retry_after_seconds
 
     @property
     def is_unauthorized(self) -> bool:
@@ -157,7 +161,7 @@ class ServerClient:
             return reply
         asked = f"{request.method} {request.url.path}"
         message = f"{self.server} refused {asked} with {reply.status_code}: {_detail(reply)}"
-        raise RefusedError(reply.status_code, message)
+        raise RefusedError(reply.status_code, message, _retry_after_seconds(reply))
 
     def _parse(self, reply: httpx.Response, reply_type: type[Reply]) -> Reply:
         try:
@@ -171,6 +175,14 @@ class ServerClient:
 
 def _artefact_url(attempt_id: str, name: str, path: PurePosixPath) -> str:
     return f"{API}/attempts/{quote(attempt_id)}/artefacts/{quote(name)}/{quote(str(path))}"
+
+
+def _retry_after_seconds(reply: httpx.Response) -> float | None:
+    """Return the wait that a busy server asks for; a date, which proxies may send, is not read."""
+    words = reply.headers.get("Retry-After", "").strip()
+    if reply.status_code not in ASK_TO_WAIT or not words.isdecimal():
+        return None
+    return float(words)
 
 
 def _detail(reply: httpx.Response) -> str:

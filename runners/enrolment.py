@@ -1,6 +1,8 @@
 """Enrols this machine as a host: a one-time token becomes a credential on disk."""
 
 import contextlib
+import logging
+import secrets
 import time
 from urllib.parse import urlsplit
 
@@ -11,8 +13,12 @@ from runners.epoch import EpochMemory
 from runners.gangs import NoSuchAddressError, interface_of
 from runners.launchers import slurm_commands
 from runners.launchers.slurm_commands import SlurmError
-from runners.messages import EnrollRequest
+from runners.messages import EnrollReply, EnrollRequest
 from runners.slurm_options import SlurmConfig
+
+log = logging.getLogger(__name__)
+PATIENCE_SECONDS = 900.0
+MOST_SPREAD = 8
 
 
 class EnrolmentError(Exception):
@@ -30,7 +36,7 @@ def enroll(
     """Exchange the token for a credential, write it, and return it.
 
     A host that is enrolled already says who it was, so that the server rotates its credential
-    instead of listing it twice.
+    instead of listing it twice. A busy server is asked again when it said.
 
     Raises:
         EnrolmentError: an address is none or not ours, Slurm does not answer, or the server
@@ -56,7 +62,7 @@ def enroll(
         sent_at_ms=time.time_ns() // 1_000_000,
     )
     try:
-        reply = client.enroll(request)
+        reply = _knock(client, request)
     except RefusedError as refusal:
         raise EnrolmentError(
             f"{refusal}\nTokens hold for a short time and for one use: "
@@ -79,6 +85,29 @@ def enroll(
     host_dir.save_credential(credential)
     EpochMemory(host_dir.path).forget()
     return credential
+
+
+def _knock(client: ServerClient, request: EnrollRequest) -> EnrollReply:
+    """Enrol, and ask again after the wait that a busy server names; the token stays unused."""
+    give_up_at = time.monotonic() + PATIENCE_SECONDS
+    spread = 0
+    while True:
+        now = request.model_copy(update={"sent_at_ms": time.time_ns() // 1_000_000})
+        try:
+            return client.enroll(now)
+        except RefusedError as refusal:
+            wait = refusal.retry_after_seconds
+            if wait is None:
+                raise
+            if time.monotonic() + wait > give_up_at:
+                raise EnrolmentError(
+                    f"{refusal}\nThe token was not used: run this command with it again later."
+                ) from None
+            # Hosts that were told the same second come back apart from each other.
+            spread = min(spread + 1, MOST_SPREAD)
+            wait *= 1 + spread * secrets.randbelow(1000) / 1000
+            log.warning("%s Trying again in %.0f s; the token stays unused.", refusal, wait)
+        time.sleep(wait)
 
 
 def _choose_address(host_dir: HostDir, address: str) -> None:

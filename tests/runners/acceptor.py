@@ -101,6 +101,8 @@ class Acceptor:
         self.digests: set[str] = set()  # of secrets that hosts made themselves
         self.caller = ""
         self.is_away = False
+        self.busy_enrolments = 0  # so many are told to wait
+        self.retry_after_seconds = 1
         self.lock = threading.Lock()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self.url = f"http://127.0.0.1:{self._http.server_port}"
@@ -131,6 +133,9 @@ class Acceptor:
     # One method per call, each returning a status and a reply
 
     def enroll(self, request: EnrollRequest) -> tuple[int, object]:
+        if self.busy_enrolments:
+            self.busy_enrolments -= 1
+            return 429, {"detail": "too many at once."}
         if request.token not in self.tokens:
             return 401, {"detail": "the token is unknown, used or older than an hour"}
         self.tokens.discard(request.token)
@@ -275,6 +280,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.send_header("Content-Type", kind)
+        if status == 429:
+            self.send_header("Retry-After", str(self.acceptor.retry_after_seconds))
         self.end_headers()
         self.wfile.write(data)
 

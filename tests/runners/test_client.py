@@ -34,6 +34,24 @@ def test_a_refusal_carries_its_status_and_the_servers_own_words():
     assert not refusal.value.is_unauthorized
 
 
+@pytest.mark.parametrize(
+    ("status", "words", "wait"),
+    [
+        pytest.param(429, "7", 7.0, id="too-many"),
+        pytest.param(503, "30", 30.0, id="busy"),
+        pytest.param(429, "Wed, 21 Oct 2026 07:28:00 GMT", None, id="a-date"),
+        pytest.param(401, "7", None, id="refused-for-good"),
+    ],
+)
+def test_a_refusal_says_how_long_to_wait_where_the_server_did(status, words, wait):
+    answer = httpx.Response(status, headers={"Retry-After": words}, json={"detail": "no"})
+
+    with pytest.raises(RefusedError) as refusal:
+        client_of(lambda _: answer).claim("a1", CLAIM)
+
+    assert refusal.value.retry_after_seconds == wait
+
+
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_turned_down_credential_is_told_from_other_refusals(status):
     client = client_of(lambda _: httpx.Response(status, text="no"))

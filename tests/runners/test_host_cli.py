@@ -6,6 +6,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -65,6 +66,34 @@ def test_enrolling_again_rotates_the_credential_of_the_same_host(acceptor, host_
 
     assert acceptor.enrolments[1].host_id == first.host_id
     assert host_dir.credential().credential != first.credential
+
+
+def test_a_busy_server_is_asked_again_when_it_said(acceptor, host_dir, caplog):
+    acceptor.busy_enrolments = 2
+    started = time.monotonic()
+
+    assert enroll(acceptor, host_dir) == 0
+
+    assert time.monotonic() - started >= 2
+    assert caplog.text.count("too many at once. Trying again in") == 2
+
+
+def test_each_try_to_enrol_says_when_it_was_sent(acceptor, host_dir):
+    acceptor.busy_enrolments = 1
+    started_ms = time.time_ns() // 1_000_000
+
+    enroll(acceptor, host_dir)
+
+    assert acceptor.enrolments[0].sent_at_ms >= started_ms + 1000  # clock skew is read from it
+
+
+def test_a_server_that_stays_busy_leaves_the_token_for_later(acceptor, host_dir, capsys):
+    acceptor.busy_enrolments, acceptor.retry_after_seconds = 1, 3600
+
+    assert enroll(acceptor, host_dir) == 1
+
+    assert "The token was not used" in capsys.readouterr().err
+    assert acceptor.tokens == {"good-token"}
 
 
 def test_a_refused_token_says_the_way_out_and_keeps_the_old_credential(acceptor, host_dir, capsys):

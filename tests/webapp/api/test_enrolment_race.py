@@ -9,8 +9,11 @@ import pytest
 from django.core.servers.basehttp import WSGIServer
 from pytest_django.live_server_helper import LiveServer
 
+from runners.config import HostDir
+from runners.enrolment import enroll
 from runners.messages import EnrollRequest
 from tests.webapp.conftest import make_facts
+from webapp.core import pace
 from webapp.hosts.models import EnrolmentToken, Host
 from webapp.hosts.services import token_create
 
@@ -45,3 +48,20 @@ def test_of_a_hundred_machines_with_one_token_one_becomes_a_host(live_server, te
     assert answers == {200: 1, 401: NUM_MACHINES - 1}
     assert Host.objects.count() == 1
     assert EnrolmentToken.objects.get().host == Host.objects.get()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_machines_of_one_address_wait_for_their_turn_and_all_become_hosts(
+    live_server, team, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        "webapp.api.hosts.STRANGER", pace.STRANGER._replace(per_second=2.0, burst=2)
+    )
+    tokens = [token_create(team=team, by=None, name=f"node-{n}")[1] for n in range(5)]
+    folders = [HostDir(tmp_path / f"node-{n}") for n in range(5)]
+
+    with ThreadPoolExecutor(5) as pool:
+        calls = zip(folders, tokens, strict=True)
+        names = pool.map(lambda call: enroll(call[0], live_server.url, call[1]).name, calls)
+
+    assert sorted(names) == [f"node-{n}" for n in range(5)]
