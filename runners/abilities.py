@@ -78,6 +78,32 @@ ABILITIES: dict[str, Ability] = {
         OWN,
         f"{_TECHNIQUES}::test_a_narrow_cache_holds_less_and_changes_few_answers",
     ),
+    "zero_inference": Ability(
+        "generate",
+        OWN,
+        f"{_GENERATE}/test_placement.py::test_layers_read_in_every_pass_write_the_same",
+    ),
+    "accelerate_offload": Ability(
+        "generate",
+        "accelerate",
+        f"{_GENERATE}/test_placement.py::test_weights_mapped_to_disk_by_accelerate_write_the_same",
+    ),
+    "padding_free": Ability(
+        "generate",
+        OWN,
+        f"{_TECHNIQUES}::test_batches_without_padding_write_the_same",
+    ),
+    "paged_attention": Ability(
+        "generate",
+        "transformers",
+        f"{_TECHNIQUES}::"
+        "test_the_paged_cache_is_sized_by_the_planned_batch_and_not_by_the_machine",
+    ),
+    "kv_cache": Ability(
+        "generate",
+        "transformers",
+        f"{_GENERATE}/test_job.py::test_every_policy_writes_what_plain_greedy_generation_writes",
+    ),
     "cramming": Ability(
         "train", OWN, "tests/runners/jobs/test_trainer.py::test_it_ends_when_the_time_is_up"
     ),

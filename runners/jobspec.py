@@ -215,6 +215,25 @@ class DraftGuess(JobDocument):
 Speculation = Annotated[PromptLookup | DraftGuess, Field(discriminator="method")]
 
 
+class LayerStreaming(JobDocument):
+    """Keep the first layers on the device and bring each other one there in every pass."""
+
+    method: Literal["stream"] = "stream"
+    layers_resident: NonNegativeInt = 0
+    layers_from: Literal["disk", "host_memory"] = "disk"
+    look_ahead: bool = True  # read the next layer while one computes
+
+
+class MappedWeights(JobDocument):
+    """Let accelerate place what does not fit below a limit on disk."""
+
+    method: Literal["accelerate"] = "accelerate"
+    memory_bytes: PositiveInt  # for the weights
+
+
+Offload = Annotated[LayerStreaming | MappedWeights, Field(discriminator="method")]
+
+
 class GenerateSpec(RunDocument):
     """Answer a pile of prompts greedily; what is done stays done through kills and stops."""
 
@@ -228,12 +247,20 @@ class GenerateSpec(RunDocument):
     batching: Batching = "given"
     kv_cache: KvCache = "plain"
     speculation: Speculation | None = None  # then one prompt at a time
+    offload: Offload | None = None
     seed: int = 17
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
         if self.kv_cache != "plain" and (self.speculation or self.batching == "continuous"):
             msg = f"kv_cache {self.kv_cache} runs in padded or packed batches; choose plain"
+            raise ValueError(msg)
+        is_plain = self.weight_dtype not in ("int8", "int4")
+        if self.offload and (not is_plain or self.batching == "continuous"):
+            msg = (
+                f"offload {self.offload.method} runs with fp32, bf16 or fp16 weights in batches; "
+                f"weight_dtype is {self.weight_dtype} and batching {self.batching}"
+            )
             raise ValueError(msg)
         return self
 

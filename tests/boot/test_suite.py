@@ -33,6 +33,56 @@ def test_a_failed_check_does_not_hide_the_tests(monkeypatch, tmp_path, capfd):
     assert last.startswith("1 passed")
 
 
+def run_whole_suite(monkeypatch, folder, marker: str, fails: str) -> int:
+    """The exit status for one test file, whose test counts its runs in a file beside it."""
+    lines = f"""
+import pathlib, pytest
+@pytest.mark.{marker}
+def test_one():
+    runs = pathlib.Path({str(folder / "runs")!r})
+    runs.write_text(runs.read_text() + "x" if runs.exists() else "x")
+    assert not ({fails}), runs.read_text()
+"""
+    (folder / "test_one.py").write_text(lines)
+    monkeypatch.setattr(suite, "WHOLE_SUITE", ("-q", str(folder)))
+    return suite.whole_suite()
+
+
+def test_a_test_that_missed_a_deadline_in_company_has_one_more_chance_alone(
+    monkeypatch, tmp_path, capfd
+):
+    status = run_whole_suite(monkeypatch, tmp_path, "faults", fails="runs.read_text() == 'x'")
+
+    out = capfd.readouterr().out
+    assert status == 0
+    assert "1 failed" in out
+    assert "Failed in company" in out
+    assert "1 passed" in out.strip().splitlines()[-1]
+
+
+def test_a_test_that_fails_alone_too_has_failed(monkeypatch, tmp_path):
+    status = run_whole_suite(monkeypatch, tmp_path, "faults", fails="True")
+
+    assert status != 0
+    assert (tmp_path / "runs").read_text() == "xx"
+
+
+def test_a_test_that_waits_for_no_process_has_no_second_chance(monkeypatch, tmp_path):
+    status = run_whole_suite(monkeypatch, tmp_path, "equality", fails="runs.read_text() == 'x'")
+
+    assert status != 0
+    assert (tmp_path / "runs").read_text() == "x"
+
+
+def test_a_suite_that_fails_in_many_files_is_not_run_again(monkeypatch, tmp_path):
+    for number in range(suite.MOST_FILES_AGAIN + 1):
+        lines = "import pytest\n@pytest.mark.slow\ndef test_one():\n    assert False\n"
+        (tmp_path / f"test_{number}.py").write_text(lines)
+    monkeypatch.setattr(suite, "WHOLE_SUITE", ("-q", str(tmp_path)))
+
+    assert suite.whole_suite() == 1
+
+
 def test_arguments_go_to_pytest_and_leave_the_checks_out(monkeypatch, tmp_path, capfd):
     (tmp_path / "test_one.py").write_text("def test_one():\n    assert True\n")
     monkeypatch.setattr(suite.environment, "ensure", lambda *_, **__: None)

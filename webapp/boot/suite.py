@@ -3,11 +3,17 @@
 With arguments the checks are left out and the arguments go to pytest unchanged, so that
 ``manage.py test -m faults`` starts at once. pytest always comes last and has the last word on
 the screen; a failed check makes the exit status non-zero all the same.
+
+Tests that start real processes and wait for them share two cores with each other in the whole
+suite. When a few of those miss a deadline there, they have one more chance, one at a time, and
+both outcomes are on the screen. A test of any other kind that fails has failed.
 """
 
+import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +40,9 @@ CHECKS = (
     Check("djlint", ("djlint", "templates", "--lint", "--quiet")),
     Check("migrations", ("python", "manage.py", "makemigrations", "--check", "--dry-run")),
 )
+WAITS_FOR_PROCESSES = "browser or faults or slow"
+MOST_FILES_AGAIN = 3  # more than these and it is no accident
+TESTS_FAILED = 1  # pytest's exit status for it
 WHOLE_SUITE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-q")
 
 
@@ -43,13 +52,35 @@ def main(arguments: list[str]) -> int:
     failed = [] if arguments else [check.title for check in CHECKS if not passes(check)]
     if failed:
         say.line(f"  ✗ Failed before the tests: {', '.join(failed)}. The tests run all the same.")
-    status = subprocess.run(
-        [sys.executable, "-m", "pytest", *(arguments or WHOLE_SUITE)],
-        cwd=ROOT,
-        env=quiet_environment(),
-        check=False,
-    ).returncode
+    status = pytest(*arguments) if arguments else whole_suite()
     return status or int(bool(failed))
+
+
+def pytest(*arguments: str) -> int:
+    """Run pytest on the project and return its exit status."""
+    command = [sys.executable, "-m", "pytest", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=quiet_environment(), check=False).returncode
+
+
+def whole_suite() -> int:
+    """Run every test; run those once more that may have missed a deadline in company."""
+    with tempfile.TemporaryDirectory(prefix="slipway-suite-") as cache:
+        status = pytest("-o", f"cache_dir={cache}", *WHOLE_SUITE)
+        failed = last_failed(Path(cache))
+        files = {name.partition("::")[0] for name in failed}
+        if status != TESTS_FAILED or not 0 < len(files) <= MOST_FILES_AGAIN:
+            return status
+        say.line(f"  ✗ Failed in company: {', '.join(failed)}.")
+        say.line("    Those of them that wait for processes are run once more, one at a time.")
+        alone = ("-o", f"cache_dir={cache}", "-q", "--last-failed", "-m", WAITS_FOR_PROCESSES)
+        again = pytest(*alone, *(name for name in WHOLE_SUITE if "/" in name))
+        return again or int(bool(last_failed(Path(cache))))
+
+
+def last_failed(cache: Path) -> list[str]:
+    """Return the names of the tests that have failed and not passed since."""
+    found = cache / "v" / "cache" / "lastfailed"
+    return sorted(json.loads(found.read_text("utf-8"))) if found.exists() else []
 
 
 def passes(check: Check) -> bool:

@@ -130,6 +130,7 @@ def is_as_planned(spec: GenerateSpec) -> bool:
         and spec.batching in WHOLE_BATCHES
         and spec.kv_cache == "plain"
         and spec.speculation is None
+        and spec.offload is None
     )
 
 

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+from planner.specs.strategy import Strategy
 from runners.jobspec import (
     DemoPrompts,
     FilePrompts,
     GenerateSpec,
+    LayerStreaming,
     ModelRef,
     PromptLookup,
     Prompts,
@@ -14,14 +16,21 @@ from runners.jobspec import (
 from webapp.plans.errors import DraftProblem
 
 Draft = dict[str, Any]
+QUANTISED = ("int8", "int4")
+ROUNDING = 1e-9  # a share of 0.25 of eight layers leaves six, whatever floats say
 
 
-def generate_spec(draft: Draft, model: ModelRef, weight_dtype: str) -> GenerateSpec:
+def generate_spec(
+    draft: Draft, model: ModelRef, weight_dtype: str, offload: LayerStreaming | None = None
+) -> GenerateSpec:
     """Return the typed document that the host runs.
 
     Raises:
-        DraftProblem: prompts of text for a model that has no weights on the host.
+        DraftProblem: prompts of text for a model that has no weights on the host, or layers to
+            be streamed that lie in no folder or are quantised.
     """
+    if offload is not None:
+        _check_streamable(model, weight_dtype)
     values = draft["workload"]["generate"]
     path = str(values.get("prompts_path") or "")
     if path and isinstance(model, RandomModel):
@@ -41,8 +50,47 @@ def generate_spec(draft: Draft, model: ModelRef, weight_dtype: str) -> GenerateS
             "batching": values.get("batching") or "given",
             "kv_cache": values.get("kv_cache") or "plain",
             "speculation": PromptLookup() if values.get("guessing") == "lookup" else None,
+            "offload": offload,
         }
     )
+
+
+def streaming_of(strategy: Strategy, num_layers: int) -> LayerStreaming | None:
+    """Return how weights that a plan keeps elsewhere come to the device, None for all there.
+
+    The planner's share is of bytes; whole layers stay, so that no more memory is taken.
+    """
+    offload = strategy.offload
+    if offload is None or not strategy.away:
+        return None
+    share = min(1.0, offload.weights_cpu + offload.weights_disk)
+    stays = int(num_layers * (1.0 - share) + ROUNDING)
+    place = "disk" if offload.weights_disk > 0 else "host_memory"
+    return LayerStreaming(layers_resident=stays, layers_from=place)
+
+
+def is_weights_only(strategy: Strategy) -> bool:
+    """Tell whether nothing but weights lives off the device."""
+    offload = strategy.offload
+    if offload is None:
+        return True
+    weights = offload.model_copy(update={"weights_cpu": 0.0, "weights_disk": 0.0})
+    return not weights.places
+
+
+def _check_streamable(model: ModelRef, weight_dtype: str) -> None:
+    if isinstance(model, RandomModel):
+        raise DraftProblem(
+            "This plan brings layers from elsewhere in every pass, and this model has no weights "
+            "on the host to bring. Choose a model whose weights are there.",
+            "source",
+        )
+    if weight_dtype in QUANTISED:
+        raise DraftProblem(
+            f"This plan brings {weight_dtype} layers from elsewhere in every pass; only fp32, "
+            "bf16 and fp16 ones are. Pin the weights to one of these, or choose a smaller batch.",
+            "weight_dtype",
+        )
 
 
 def prompts_of(values: dict[str, Any], path: str) -> Prompts:

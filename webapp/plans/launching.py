@@ -30,11 +30,11 @@ from webapp.jobs.services import job_create, job_submit
 from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
 from webapp.plans.errors import DraftProblem
-from webapp.plans.generating import generate_spec
+from webapp.plans.generating import generate_spec, is_weights_only, streaming_of
 from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer, plan_keep
 from webapp.plans.predicting import prediction_of
-from webapp.plans.questions import Question, question_of
+from webapp.plans.questions import Question, draft_shape, question_of
 from webapp.plans.sharing import Spread, check_model, policy_of, spread_of
 from webapp.plans.wishes import NOTHING_MORE, Wish, quota_note
 from webapp.plans.words import METHOD_WORDS, model_words, plan_title
@@ -141,7 +141,8 @@ def launch_of(plan: Plan) -> Launch:
     spread = spread_of(best, plan.draft["goal"]["goal"])
     model = _model_ref(plan.draft, question)
     check_model(model, spread)
-    spec = _spec(plan.draft, model, best)
+    shape = draft_shape(plan)
+    spec = _spec(plan.draft, model, best, shape.num_hidden_layers if shape else 0)
     if isinstance(spec, TrainSpec):
         policy = policy_of(plan.draft["hardware"], spread)
         spec = spec.model_copy(update={"parallel": policy})
@@ -239,11 +240,11 @@ def _team_model_ref(model: TeamModel, host: Host | None, pool: Pool | None) -> M
 # The program
 
 
-def _spec(draft: Draft, model: ModelRef, best: PlannedStrategy) -> ModelSpec:
+def _spec(draft: Draft, model: ModelRef, best: PlannedStrategy, num_layers: int) -> ModelSpec:
     """Return the typed document that the host runs."""
     goal = draft["goal"]["goal"]
     away = best.strategy.away
-    if away:
+    if away and not (goal == "generate" and is_weights_only(best.strategy)):
         raise DraftProblem(
             f"This plan has {', '.join(away)}: it is planned, but jobs keep everything on the "
             "device in this release. Choose fewer bits, a smaller batch or a smaller model.",
@@ -254,7 +255,8 @@ def _spec(draft: Draft, model: ModelRef, best: PlannedStrategy) -> ModelSpec:
     if goal == "serve":
         return _benchmark_spec(draft, model, best)
     if goal == "generate":
-        return generate_spec(draft, model, _runnable_dtype(best))
+        streaming = streaming_of(best.strategy, num_layers)
+        return generate_spec(draft, model, _runnable_dtype(best), streaming)
     return _train_spec(draft, model, best)
 
 

@@ -14,6 +14,7 @@ from runners.jobs.generate.outputs import (
     publish_outputs,
 )
 from runners.jobs.generate.packed import check_packable
+from runners.jobs.generate.placement import held_bytes, place_model
 from runners.jobs.generate.prompts import (
     Prompt,
     check_lengths,
@@ -30,7 +31,7 @@ from runners.jobs.loading import (
     pick_device,
     preload_library,
 )
-from runners.jobs.memory import PeakMeter, model_bytes, terms_held
+from runners.jobs.memory import PeakMeter, terms_held
 from runners.jobs.runtime import (
     BadInputError,
     Job,
@@ -69,12 +70,13 @@ def _prepare(job: Job, spec: GenerateSpec, texts: Sequence[tuple[str, str]]) -> 
     stages = Stages(job.emitter, STAGE_SHARES)
     stages.begin(LOADING)
     meter = PeakMeter(pick_device())
-    loaded = load_model(job, spec.model, spec.weight_dtype)
+    placed = place_model(job, spec) if spec.offload else None
+    loaded = placed.loaded if placed else load_model(job, spec.model, spec.weight_dtype)
     check_cache(spec.kv_cache, loaded.model)
     if spec.batching == "packed":
         check_packable(loaded.model)
     guesser = _guesser(job, spec, loaded)
-    held = {"weights": model_bytes(loaded.model), "runtime_overhead": meter.read().start_bytes}
+    held = {"weights": held_bytes(loaded.model), "runtime_overhead": meter.read().start_bytes}
     job.emitter.metric(terms_held(held))
     prompts = tokenised(job, loaded, spec.prompts, texts)
     positions = getattr(loaded.model.config, "max_position_embeddings", None)
@@ -83,7 +85,10 @@ def _prepare(job: Job, spec: GenerateSpec, texts: Sequence[tuple[str, str]]) -> 
     journal.take_over(earlier_journals(job))
     ends = _end_ids(loaded) if spec.stop_at_end else frozenset()
     limits = Limits(spec.output_tokens, ends, job.stop_requested.is_set)
-    return Run(job, spec, loaded, prompts, journal, limits, meter, stages, guesser)
+    run = Run(job, spec, loaded, prompts, journal, limits, meter, stages, guesser)
+    if placed:
+        run.notes["offload"] = placed.where
+    return run
 
 
 def _stopped(run: Run) -> bool:
@@ -112,7 +117,7 @@ def _publish(run: Run, before: int) -> None:
     if len(records) < len(run.prompts):
         return
     run.job.emitter.metric(terms_held({"kv_cache": run.figures.kv_cache_bytes}))
-    measured = run.figures.measured(peak, model_bytes(run.loaded.model))
+    measured = run.figures.measured(peak, held_bytes(run.loaded.model))
     run.job.emitter.result(
         measured | {"prompts": float(len(records))},
         {**notes_of(peak, before), **run.notes, **_context(run.spec)},

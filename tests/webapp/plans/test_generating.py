@@ -2,14 +2,29 @@
 
 import pytest
 
-from runners.jobspec import DemoPrompts, FilePrompts, GenerateSpec, PromptLookup, RandomModel
+from planner.specs.strategy import Strategy
+from runners.jobspec import (
+    DemoPrompts,
+    FilePrompts,
+    GenerateSpec,
+    LayerStreaming,
+    PromptLookup,
+    RandomModel,
+)
 from tests.webapp.plans.conftest import with_model
 from webapp.jobs.calibrate import is_as_planned
+from webapp.plans import launching
 from webapp.plans.errors import DraftProblem
+from webapp.plans.generating import is_weights_only, streaming_of
 from webapp.plans.launching import launch_note, launch_of
+from webapp.plans.planning import current_answer
 from webapp.wizard.forms import GenerateForm
 
 pytestmark = pytest.mark.django_db
+
+
+def strategy_with(**offload: float) -> Strategy:
+    return Strategy.model_validate({"weight_dtype": "bf16", "offload": offload})
 
 
 @pytest.fixture
@@ -109,3 +124,70 @@ def test_a_pile_that_is_not_the_plans_calibrates_nothing(changes):
 
     assert is_as_planned(spec)
     assert not is_as_planned(spec.model_copy(update=changes))
+
+
+@pytest.mark.parametrize(
+    ("offload", "resident", "place"),
+    [
+        ({"weights_cpu": 0.25}, 6, "host_memory"),
+        ({"weights_cpu": 0.3}, 5, "host_memory"),
+        ({"weights_disk": 1.0}, 0, "disk"),
+        ({"weights_cpu": 0.25, "weights_disk": 0.5}, 2, "disk"),
+    ],
+)
+def test_the_share_of_weights_away_is_rounded_to_whole_layers(offload, resident, place):
+    asked = streaming_of(strategy_with(**offload), num_layers=8)
+
+    assert asked == LayerStreaming(layers_resident=resident, layers_from=place)
+
+
+def test_a_plan_that_keeps_all_on_the_device_streams_nothing():
+    assert streaming_of(Strategy(weight_dtype="bf16"), num_layers=8) is None
+
+
+@pytest.mark.parametrize("more", [{"kv_cpu": 0.5}, {"activations_cpu": 1.0}])
+def test_more_than_weights_off_the_device_is_told_apart(more):
+    assert is_weights_only(strategy_with(weights_cpu=0.5))
+    assert not is_weights_only(strategy_with(weights_cpu=0.5, **more))
+
+
+@pytest.fixture
+def offloaded(monkeypatch):
+    """Let the best plan keep half of the weights in host memory, as this dtype."""
+
+    def change(plan, dtype):
+        answer = current_answer(plan)
+        update = {"weight_dtype": dtype, "offload": strategy_with(weights_cpu=0.5).offload}
+        strategy = answer.plans[0].strategy.model_copy(update=update)
+        best = answer.plans[0].model_copy(update={"strategy": strategy})
+        moved = answer.model_copy(update={"plans": (best,)})
+        monkeypatch.setattr(launching, "current_answer", lambda _: moved)
+
+    return change
+
+
+def test_a_plan_with_weights_in_host_memory_brings_half_of_its_layers_from_there(
+    pile_plan, offloaded
+):
+    offloaded(pile_plan, "bf16")
+
+    spec = launch_of(pile_plan).spec
+
+    assert spec.offload.layers_from == "host_memory"
+    assert 0 < spec.offload.layers_resident < 8
+    assert not is_as_planned(spec)
+
+
+def test_quantised_layers_are_not_streamed_and_the_way_out_is_told(pile_plan, offloaded):
+    offloaded(pile_plan, "int8")
+
+    with pytest.raises(DraftProblem, match="only fp32, bf16 and fp16 ones are"):
+        launch_of(pile_plan)
+
+
+def test_layers_of_a_model_without_weights_on_the_host_are_not_streamed(pile_plan, offloaded):
+    pile_plan.draft["model"] |= {"source": "demo"}
+    offloaded(pile_plan, "bf16")
+
+    with pytest.raises(DraftProblem, match="no weights on the host to bring"):
+        launch_of(pile_plan)
