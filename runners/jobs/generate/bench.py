@@ -7,23 +7,28 @@ Seconds are the process's own, so that whoever else works on the machine does no
 
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from runners.jobs.compress.layers import LayerwiseModel
 from runners.jobs.generate.batching import POLICIES
 from runners.jobs.generate.caches import cache_size, new_cache
 from runners.jobs.generate.continuous import PAGE_TOKENS, Pages, run_continuous
+from runners.jobs.generate.placement import StreamedLayers, mapped
 from runners.jobs.generate.speculative import Guesser, guess_one
 from runners.jobs.generate.static import Ids, Limits, Padded, Setup, run_batch
 from runners.jobs.generate.warmup import measured_cost
 from runners.jobs.loading import demo_config, fresh_model, ready
+from runners.jobs.memory import model_bytes, tensor_bytes
 from runners.jobs.runtime import prepare_process
-from runners.jobspec import Batching, DemoModel, KvCache
+from runners.jobspec import Batching, DemoModel, KvCache, LayerStreaming
 
 SHAPE = DemoModel(
     hidden_size=256,
@@ -62,6 +67,7 @@ def rows(effort: Effort = Effort()) -> Iterator[Row]:
     yield from bench.batches(prompts(count, 4, 2 * longest), Limits(4))
     yield from bench.guessed(pile[:2], Limits(2 * effort.output_tokens))
     yield from bench.caches(pile[:SLOTS])
+    yield from bench.offloaded(pile[:SLOTS], Limits(4))
     uneven = Limits(4 * effort.output_tokens, frozenset(ends.tolist()))
     yield from bench.continuous(prompts(2 * count, 8, longest), uneven)
 
@@ -144,6 +150,30 @@ class Bench:
                 whole / _held(self.model, pile, kind),
                 "ratio",
             )
+
+    def offloaded(self, pile: Sequence[Ids], limits: Limits) -> Iterator[Row]:
+        """Compare weights that come from disk: by our layers and by accelerate's map.
+
+        Both may hold the same bytes of weights: what stands around the layers and two of them,
+        one that stays and one that comes and goes.
+        """
+        first = self.model.get_submodule("model.layers.0")
+        layer_bytes = sum(tensor_bytes(each) for each in first.parameters())
+        cap = model_bytes(self.model) - (SHAPE.num_hidden_layers - 2) * layer_bytes
+        with tempfile.TemporaryDirectory(prefix="slipway-bench-") as place:
+            folder = Path(place) / "model"
+            self.model.save_pretrained(str(folder))
+            skeleton = LayerwiseModel(folder, CPU, torch.float32)
+            asked = LayerStreaming(layers_resident=1, look_ahead=False)
+            ours = StreamedLayers(skeleton, folder, asked).model
+            theirs, _where = mapped(folder, torch.float32, cap, Path(place))
+            one_by_one, together, map_of_theirs = self._best(
+                lambda: _run_all(ours, [[ids] for ids in pile], limits),
+                lambda: run_batch(ours, pile, limits),
+                lambda: run_batch(theirs, pile, limits),
+            )
+        yield ("streamed layers over accelerate's map, speed", map_of_theirs / together, "ratio")
+        yield ("streamed for a batch over one by one, speed", one_by_one / together, "ratio")
 
     def _best(self, *runs: Callable[[], object]) -> list[float]:
         """Return the processor seconds of each run at its best."""

@@ -58,7 +58,7 @@ def place_model(job: Job, spec: GenerateSpec) -> Placed:
     folder, device = opened_model(ref, job.host_dir), pick_device()
     dtype = TORCH_DTYPES[spec.weight_dtype]
     if isinstance(asked, MappedWeights):
-        model, where = _mapped(folder, dtype, asked, job.scratch_dir())
+        model, where = mapped(folder, dtype, asked.memory_bytes, job.scratch_dir())
     elif isinstance(asked, LayerStreaming):
         streamed = StreamedLayers(LayerwiseModel(folder, device, dtype), folder, asked)
         model, where = streamed.model, streamed.where
@@ -232,28 +232,32 @@ def _places(path: Path) -> dict[str, _Place]:
     return found
 
 
-def _mapped(
-    folder: Path, dtype: torch.dtype, asked: MappedWeights, scratch: Path
+def mapped(
+    folder: Path, dtype: torch.dtype, memory_bytes: int, scratch: Path
 ) -> tuple[PreTrainedModel, str]:
-    """Return the model as accelerate places it below the limit, and where that is."""
+    """Return the model as accelerate places it below a limit, and in words where that is.
+
+    Raises:
+        BadInputError: accelerate cannot place it there.
+    """
     key = 0 if torch.cuda.is_available() else "cpu"
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             str(folder),
             dtype=dtype,
             device_map="auto",
-            max_memory={key: asked.memory_bytes},
+            max_memory={key: memory_bytes},
             offload_folder=str(scratch),
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
         )
     except (OSError, ValueError, KeyError) as error:
-        msg = f"accelerate cannot place {folder.name} in {asked.memory_bytes} bytes: {error}"
+        msg = f"accelerate cannot place {folder.name} in {memory_bytes} bytes: {error}"
         raise BadInputError(msg) from error
     torch.nn.Module.eval(model)
     places = list(getattr(model, "hf_device_map", {"": key}).values())
     told = ", ".join(
         f"{places.count(place)} parts on {place}" for place in sorted(set(places), key=str)
     )
-    return model, f"accelerate's map for {asked.memory_bytes} bytes: {told}"
+    return model, f"accelerate's map for {memory_bytes} bytes: {told}"

@@ -22,7 +22,15 @@ def bench():
 def test_every_technique_has_a_ratio_above_nothing():
     found = {name: value for name, value, _unit in rows(SMALL)}
 
-    for word in ("continuous", "paged", "TurboTransformers", "padding-free", "lookup", "int4"):
+    for word in (
+        "continuous",
+        "paged",
+        "TurboTransformers",
+        "padding-free",
+        "lookup",
+        "int4",
+        "streamed",
+    ):
         assert any(word in name for name in found)
     assert all(value > 0 for value in found.values())
 
@@ -33,6 +41,13 @@ def test_a_narrow_cache_holds_less_the_fewer_bits_it_has(bench):
 
     assert ratios == sorted(ratios)
     assert ratios[0] > 3.5
+
+
+@pytest.mark.proven
+def test_a_batch_pays_once_for_layers_that_come_from_disk(bench):
+    found = {name: value for name, value, _ in bench.offloaded([[7] * 8] * 6, Limits(2))}
+
+    assert found["streamed for a batch over one by one, speed"] > 1
 
 
 @pytest.mark.proven
