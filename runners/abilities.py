@@ -11,6 +11,7 @@ OWN = "own code"
 _COMPRESS = "tests/runners/jobs/compress"
 _GENERATE = "tests/runners/jobs/generate"
 _TECHNIQUES = f"{_GENERATE}/test_techniques.py"
+_SERVE = "tests/runners/jobs/serve"
 _RELOADS = (
     f"{_COMPRESS}/test_layerwise_job.py::"
     "test_plain_transformers_reads_the_folder_with_the_perplexity_of_the_result"
@@ -64,9 +65,15 @@ ABILITIES: dict[str, Ability] = {
         f"{_GENERATE}/test_job.py::test_every_policy_writes_what_plain_greedy_generation_writes",
     ),
     "continuous_batching": Ability(
-        "generate",
-        "transformers",
-        f"{_TECHNIQUES}::test_batches_without_padding_write_the_same",
+        "serve",
+        OWN,
+        f"{_SERVE}/test_openai_client.py::"
+        "test_sixty_four_clients_at_once_get_what_each_would_get_alone",
+    ),
+    "paged_attention": Ability(
+        "serve",
+        OWN,
+        f"{_SERVE}/test_engine.py::test_whoever_makes_room_for_others_still_writes_the_same",
     ),
     "speculative_decoding": Ability(
         "generate",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
-from runners.places import IpAddress, Port
+from runners.addresses import IpAddress, Port
 from runners.redis_address import shipper_user, with_user, worker_user
 from runners.slurm_options import SlurmConfig
 

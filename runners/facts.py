@@ -2,7 +2,7 @@
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from runners.places import Port
+from runners.addresses import Port
 from runners.scheduler_messages import SchedulerFacts
 from runners.wire import Message
 

@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from runners.compress_options import CompressOptions, WeightDtype
+from runners.endpoint_spec import EndpointSettings
 
 ComputeDtype = Literal["fp32", "bf16", "fp16"]
 
@@ -265,6 +266,15 @@ class GenerateSpec(RunDocument):
         return self
 
 
+class ServeSpec(RunDocument, EndpointSettings):
+    """Answer requests over HTTP, in OpenAI's form, until it is stopped or nobody asks."""
+
+    kind: Literal["serve"] = "serve"
+    model: ModelRef
+    weight_dtype: WeightDtype = "bf16"
+    seed: int = 17
+
+
 class EvaluateSpec(RunDocument):
     """Judge a model on held-out text; with ``original`` also how far it is from that one."""
 
@@ -296,11 +306,11 @@ class DrillSpec(RunDocument):
 
 
 _Model = Annotated[
-    TrainSpec | CompressSpec | EvaluateSpec | BenchmarkSpec | GenerateSpec,
+    TrainSpec | CompressSpec | EvaluateSpec | BenchmarkSpec | GenerateSpec | ServeSpec,
     Field(discriminator="kind"),
 ]
 _Any = Annotated[
-    TrainSpec | CompressSpec | EvaluateSpec | BenchmarkSpec | GenerateSpec | DrillSpec,
+    TrainSpec | CompressSpec | EvaluateSpec | BenchmarkSpec | GenerateSpec | ServeSpec | DrillSpec,
     Field(discriminator="kind"),
 ]
 ModelSpec = Annotated[_Model, BeforeValidator(upgraded)]  # what works on a model

@@ -34,6 +34,7 @@ JOB_MODULES: Mapping[str, str] = {
     "evaluate": "runners.jobs.evaluate",
     "benchmark": "runners.jobs.benchmark",
     "generate": "runners.jobs.generate",
+    "serve": "runners.jobs.serve",
     "drill": "runners.jobs.drill",
 }
 # What a job may see of the agent's environment; credentials are not among it.

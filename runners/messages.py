@@ -17,6 +17,8 @@ from pydantic import (
     field_serializer,
 )
 
+from runners.addresses import IpAddress, Port
+from runners.endpoint_spec import ServedName
 from runners.facts import HostFacts, Microbench
 from runners.jobspec import JobSpec, SecretName
 from runners.places import Gang, RunDevice
@@ -218,6 +220,7 @@ EventKind = Literal[
     "log",  # LogBody
     "result",  # ResultBody
     "artefact",  # ArtefactBody
+    "endpoint",  # EndpointBody
     "exited",  # ExitRecord
 ]
 
@@ -285,6 +288,15 @@ class ArtefactBody(Message):
     files: dict[str, int]  # relative path -> bytes
     sha256: dict[str, str]  # relative path -> hex digest
     facts: dict[str, Any] = Field(default_factory=dict)
+
+
+class EndpointBody(Message):
+    """The attempt answers requests there from now on: it was asked and answered well."""
+
+    host: IpAddress
+    port: Port
+    model: ServedName
+    has_keys: bool
 
 
 class EndConditions(Message):

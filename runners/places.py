@@ -1,20 +1,12 @@
 """Where the processes of one job are: devices, addresses, ports, each host's place among them."""
 
-import ipaddress
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
+from runners.addresses import IpAddress, Port
 from runners.jobspec import JobDocument
 from runners.wire import Message
-
-
-def _plain_address(text: str) -> str:
-    return str(ipaddress.ip_address(text))
-
-
-IpAddress = Annotated[str, AfterValidator(_plain_address)]
-Port = Annotated[int, Field(ge=1024, le=65535)]
 
 
 class Gang(JobDocument):

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from runners.messages import (
     ArtefactBody,
+    EndpointBody,
     EventKind,
     MetricPoint,
     PhaseBody,
@@ -97,6 +98,10 @@ class Emitter:
     def artefact(self, body: ArtefactBody) -> None:
         """Announce a folder that stands complete in the attempt's output."""
         self._send("artefact", body)
+
+    def endpoint(self, body: EndpointBody) -> None:
+        """Say where requests are answered from now on."""
+        self._send("endpoint", body)
 
     def close(self, timeout_seconds: float = CLOSE_TIMEOUT_SECONDS) -> None:
         """Write what is queued; give up after ``timeout_seconds`` when nobody reads."""

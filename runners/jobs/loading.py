@@ -217,6 +217,15 @@ def require_tokenizer(loaded: LoadedModel, what_for: str) -> PreTrainedTokenizer
     return loaded.tokenizer
 
 
+def end_ids(loaded: LoadedModel) -> frozenset[int]:
+    """Return the tokens that end an answer: the model's own, and its tokenizer's."""
+    found = getattr(loaded.model.generation_config, "eos_token_id", None)
+    ids = set(found if isinstance(found, list) else [found])
+    if loaded.tokenizer is not None:
+        ids.add(loaded.tokenizer.eos_token_id)
+    return frozenset(each for each in ids if isinstance(each, int))
+
+
 def ready(
     model: PreTrainedModel,
     *,

@@ -5,13 +5,17 @@ unknown fields go, a value that is no finite number goes, and a line that is not
 of the protocol is refused with a sentence. Standard library only.
 """
 
+import ipaddress
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 MAX_LINE_BYTES = 1024**2
 JOB_SOURCES = ("job", "gpu")
+_PORTS = range(1024, 65536)
+_SERVED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,119}")
 
 Body = dict[str, Any]
 
@@ -132,6 +136,26 @@ def _artefact(body: Body) -> Body:
     }
 
 
+def _endpoint(body: Body) -> Body:
+    return {
+        "host": str(_take(body, "host", _is_address, "a numeric address")),
+        "port": _take(body, "port", lambda port: port in _PORTS, "a port from 1024 up"),
+        "model": str(_take(body, "model", _is_served_name, "the name of a model")),
+        "has_keys": body.get("has_keys") is True,
+    }
+
+
+def _is_address(value: object) -> bool:
+    try:
+        return isinstance(value, str) and bool(ipaddress.ip_address(value))
+    except ValueError:
+        return False
+
+
+def _is_served_name(value: object) -> bool:
+    return isinstance(value, str) and bool(_SERVED_NAME.fullmatch(value))
+
+
 _BODIES: dict[str, Callable[[Body], Body]] = {
     "phase": _phase,
     "progress": _progress,
@@ -139,4 +163,5 @@ _BODIES: dict[str, Callable[[Body], Body]] = {
     "log": _log,
     "result": _result,
     "artefact": _artefact,
+    "endpoint": _endpoint,
 }

@@ -16,6 +16,7 @@ BODIES = {
     "log": messages.LogBody,
     "result": messages.ResultBody,
     "artefact": messages.ArtefactBody,
+    "endpoint": messages.EndpointBody,
 }
 
 
@@ -28,6 +29,29 @@ def test_a_metric_keeps_its_values_and_step():
         "metric",
         {"source": "job", "values": {"loss": 2.5}, "step": 3},
     )
+
+
+ENDPOINT = {"host": "127.0.0.1", "port": 8000, "model": "demo", "has_keys": True}
+
+
+def test_an_endpoint_says_where_it_answers():
+    assert parse_line(line("endpoint", ENDPOINT)) == ("endpoint", ENDPOINT)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"host": "metadata.internal"},
+        {"host": "127.0.0.1/admin"},
+        {"port": 22},
+        {"port": 70_000},
+        {"port": "8000"},
+        {"model": "a b"},
+    ],
+)
+def test_an_endpoint_at_no_address_is_refused(changes):
+    with pytest.raises(EventRefusedError, match=f"^{next(iter(changes))} is "):
+        parse_line(line("endpoint", {**ENDPOINT, **changes}))
 
 
 def test_a_job_cannot_speak_as_the_host():

@@ -20,6 +20,7 @@ from runners.jobspec import (
     FolderModel,
     GenerateSpec,
     RandomModel,
+    ServeSpec,
     TrainSpec,
 )
 from runners.launch import LaunchRefusedError, confine, render_argv, render_env
@@ -47,6 +48,7 @@ def resolve(path: str, roots: tuple[Path, ...]) -> str:
         (EvaluateSpec(model=DemoModel()), "runners.jobs.evaluate"),
         (BenchmarkSpec(model=DemoModel()), "runners.jobs.benchmark"),
         (GenerateSpec(model=DemoModel()), "runners.jobs.generate"),
+        (ServeSpec(model=DemoModel()), "runners.jobs.serve"),
         (DrillSpec(), "runners.jobs.drill"),
     ],
 )
@@ -55,7 +57,7 @@ def test_each_kind_of_job_has_its_own_module(spec, module):
 
 
 def test_a_kind_that_the_host_does_not_know_is_refused():
-    spec = BenchmarkSpec.model_construct(kind="serve", model=DemoModel())
+    spec = BenchmarkSpec.model_construct(kind="teleport", model=DemoModel())
 
     with pytest.raises(
         LaunchRefusedError, match="this host runs train, compress, evaluate, benchmark"

@@ -38,7 +38,7 @@ def test_this_machine_is_fit_for_a_small_job(place):
 
 
 def test_a_kind_that_this_host_does_not_run_names_the_ones_it_does(place):
-    check = checked(Needs(kind="serve"), place)["kind"]
+    check = checked(Needs(kind="teleport"), place)["kind"]
 
     assert (check.ok, "train, compress, evaluate, benchmark" in check.sentence) == (False, True)
 

@@ -23,6 +23,7 @@ from runners.jobspec import (
     GenerateSpec,
     JobSpec,
     RandomModel,
+    ServeSpec,
     TrainSpec,
 )
 from runners.launch import LaunchRefusedError, confine, render_argv, render_env
@@ -50,6 +51,7 @@ SPECS = st.one_of(
     st.builds(CompressSpec, model=MODELS, seed=st.integers()),
     st.builds(BenchmarkSpec, model=MODELS, seed=st.integers()),
     st.builds(GenerateSpec, model=MODELS, seed=st.integers()),
+    st.builds(ServeSpec, model=MODELS, port=st.just(0), host=st.just("127.0.0.1")),
 )
 
 
@@ -97,7 +99,7 @@ DOCUMENTS = st.recursive(
 
 
 @given(
-    kind=st.sampled_from(["train", "compress", "benchmark", "generate", "shell"]),
+    kind=st.sampled_from(["train", "compress", "benchmark", "generate", "serve", "shell"]),
     more=st.dictionaries(TEXT, DOCUMENTS, max_size=3),
     model=DOCUMENTS,
 )

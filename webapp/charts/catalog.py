@@ -68,10 +68,33 @@ MEMORY = ChartSpec(
 )
 PROCESSOR = ChartSpec("cpu", "Processor", "cores", "cores busy", "cpu_utilization")
 
+TTFT = ChartSpec(
+    "ttft_seconds",
+    "Time to first token",
+    "seconds",
+    "s",
+    "ttft_seconds",
+    predicted="ttft_seconds",
+)
+TPOT = ChartSpec(
+    "tpot_seconds",
+    "Time per output token",
+    "seconds",
+    "s",
+    "tpot_seconds",
+    predicted="tpot_seconds",
+)
+RUNNING = ChartSpec("running_requests", "Answers being written", "", "answers", "running_requests")
+WAITING = ChartSpec("waiting_requests", "Waiting for a place", "", "answers", "waiting_requests")
+KV_CACHE = ChartSpec(
+    "kv_cache_used_ratio", "KV cache in use", "ratio", "%", "kv_cache_used_ratio", 100.0
+)
+
 BY_KIND: dict[str, tuple[ChartSpec, ...]] = {
     "train": (LOSS, TOKENS, MEMORY, PROCESSOR),
     "benchmark": (PREFILL, DECODE, MEMORY, PROCESSOR),
     "generate": (TOKENS, PREFILL, DECODE, MEMORY, PROCESSOR),
+    "serve": (TOKENS, TTFT, TPOT, RUNNING, WAITING, KV_CACHE, MEMORY, PROCESSOR),
     "compress": (PREFILL, DECODE, MEMORY, PROCESSOR),
     "evaluate": (MEMORY, PROCESSOR),
     "drill": (LOSS, MEMORY, PROCESSOR),

@@ -7,6 +7,7 @@ from django.db import transaction
 
 from runners.messages import (
     ArtefactBody,
+    EndpointBody,
     ExitRecord,
     LogBody,
     PhaseBody,
@@ -86,6 +87,10 @@ def _artefact(attempt: Attempt, body: dict[str, Any]) -> None:
     )
 
 
+def _endpoint(_attempt: Attempt, body: dict[str, Any]) -> None:
+    EndpointBody.model_validate(body)
+
+
 def _exited(attempt: Attempt, body: dict[str, Any]) -> None:
     """Store the record; it ends the job only if the attempt is still the job's current one."""
     record = ExitRecord.model_validate(body)
@@ -132,5 +137,6 @@ _HANDLERS: Mapping[str, Callable[[Attempt, dict[str, Any]], None]] = {
     "log": _log,
     "result": _result,
     "artefact": _artefact,
+    "endpoint": _endpoint,
     "exited": _exited,
 }

@@ -23,6 +23,7 @@ KIND_WORDS = {
     "evaluate": "Evaluate",
     "benchmark": "Benchmark",
     "generate": "Generate",
+    "serve": "Serve",
     "drill": "Drill",
 }
 FIGURES: dict[str, tuple[str, str]] = {  # metric -> label, base unit

@@ -4,7 +4,14 @@ from typing import Any
 
 from planner.specs.estimate import Estimate
 from planner.specs.plan import PlannedStrategy
-from runners.jobspec import BenchmarkSpec, EvaluateSpec, GenerateSpec, ModelSpec, TrainSpec
+from runners.jobspec import (
+    BenchmarkSpec,
+    EvaluateSpec,
+    GenerateSpec,
+    ModelSpec,
+    ServeSpec,
+    TrainSpec,
+)
 from webapp.plans.planning import estimate_generation
 from webapp.plans.questions import Question
 from webapp.plans.verdict import figure_values
@@ -17,6 +24,12 @@ BENCHMARK_METRICS = {  # what a job measures -> the planner's name of it
     "peak_memory_bytes": "peak_memory_bytes",
 }
 GENERATE_METRICS = {**BENCHMARK_METRICS, "tokens_per_second": "tokens_per_second"}
+SERVE_METRICS = {
+    "ttft_seconds": "ttft_seconds",
+    "tpot_seconds": "tpot_seconds",
+    "tokens_per_second": "tokens_per_second",
+    "peak_memory_bytes": "peak_memory_bytes",
+}
 TRAIN_METRICS = {
     "tokens_per_second": "tokens_per_second",
     "step_seconds": "step_seconds",
@@ -33,6 +46,8 @@ def prediction_of(
         return _figures(best, TRAIN_METRICS, 1)
     if isinstance(spec, GenerateSpec):
         return _figures(best, GENERATE_METRICS, spec.batch_size)
+    if isinstance(spec, ServeSpec):
+        return _figures(best, SERVE_METRICS, spec.max_concurrency)
     if isinstance(spec, BenchmarkSpec):
         return _figures(best, BENCHMARK_METRICS, spec.batch_size)
     if isinstance(spec, EvaluateSpec):

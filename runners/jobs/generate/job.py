@@ -27,6 +27,7 @@ from runners.jobs.generate.static import Limits, StopRequestedError
 from runners.jobs.loading import (
     HOW_QUANTISED,
     LoadedModel,
+    end_ids,
     load_model,
     pick_device,
     preload_library,
@@ -83,7 +84,7 @@ def _prepare(job: Job, spec: GenerateSpec, texts: Sequence[tuple[str, str]]) -> 
     check_lengths(prompts, spec.output_tokens, positions)
     journal = Journal(job.checkpoint_dir / JOURNAL, _digest(spec, prompts))
     journal.take_over(earlier_journals(job))
-    ends = _end_ids(loaded) if spec.stop_at_end else frozenset()
+    ends = end_ids(loaded) if spec.stop_at_end else frozenset()
     limits = Limits(spec.output_tokens, ends, job.stop_requested.is_set)
     run = Run(job, spec, loaded, prompts, journal, limits, meter, stages, guesser)
     if placed:
@@ -134,15 +135,6 @@ def _guesser(job: Job, spec: GenerateSpec, loaded: LoadedModel) -> Guesser | Non
     draft = load_model(job, asked.model, spec.weight_dtype)
     check_draft(loaded.tokenizer, draft.tokenizer)
     return Guesser(asked.tokens, draft.model)
-
-
-def _end_ids(loaded: LoadedModel) -> frozenset[int]:
-    """Return the tokens that end an answer: the model's own, and its tokenizer's."""
-    found = getattr(loaded.model.generation_config, "eos_token_id", None)
-    ids = set(found if isinstance(found, list) else [found])
-    if loaded.tokenizer is not None:
-        ids.add(loaded.tokenizer.eos_token_id)
-    return frozenset(each for each in ids if isinstance(each, int))
 
 
 def _digest(spec: GenerateSpec, prompts: Sequence[Prompt]) -> str:

@@ -3,10 +3,22 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from runners.jobspec import ArtefactModel, BenchmarkSpec, CompressSpec, JobSpec, TrainSpec
+from runners.jobspec import (
+    ArtefactModel,
+    BenchmarkSpec,
+    CompressSpec,
+    JobSpec,
+    ServeSpec,
+    TrainSpec,
+)
 
 MODEL = ArtefactModel(attempt_id="a1")
-SPECS = [TrainSpec(), CompressSpec(model=MODEL), BenchmarkSpec(model=MODEL)]
+SPECS = [
+    TrainSpec(),
+    CompressSpec(model=MODEL),
+    BenchmarkSpec(model=MODEL),
+    ServeSpec(model=MODEL),
+]
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.kind)
@@ -24,6 +36,23 @@ def test_a_field_that_nobody_knows_is_refused():
 def test_training_without_an_end_is_refused_with_the_way_out():
     with pytest.raises(ValidationError, match="give max_steps or time_budget_seconds"):
         TrainSpec(max_steps=None, time_budget_seconds=None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"host": "0.0.0.0"}, "which others reach, but key_hashes is empty; give a key's hash"),
+        ({"port": 80}, "port is 80; choose 1024 to 65535, or 0"),
+        ({"kv_cache_tokens": 8, "max_length": 16}, "kv_cache_tokens is 8, less than max_length"),
+        ({"host": "localhost; id"}, "host"),
+        ({"key_hashes": ("sk-plain",)}, "key_hashes"),
+        ({"served_name": "a\nb"}, "served_name"),
+        ({"idle_stop_seconds": 0}, "idle_stop_seconds"),
+    ],
+)
+def test_an_endpoint_that_is_open_or_cannot_be_is_refused(fields, message):
+    with pytest.raises(ValidationError, match=message):
+        ServeSpec(model=MODEL, **fields)
 
 
 def test_the_demo_model_is_small_enough_for_two_minutes():

@@ -1,0 +1,14 @@
+"""Numeric addresses and ports, as settings and messages name them."""
+
+import ipaddress
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+
+def _plain_address(text: str) -> str:
+    return str(ipaddress.ip_address(text))
+
+
+IpAddress = Annotated[str, AfterValidator(_plain_address)]
+Port = Annotated[int, Field(ge=1024, le=65535)]

@@ -1,0 +1,67 @@
+"""How an endpoint is asked for: its limits, its address, who may use it, when it ends."""
+
+import hashlib
+from typing import Annotated, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    StringConstraints,
+    model_validator,
+)
+
+from runners.addresses import IpAddress
+
+LOOPBACK = "127.0.0.1"
+KeyHash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+ServedName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,119}$")]
+AnyPort = Annotated[int, Field(ge=0, le=65535)]
+FIRST_OPEN_PORT = 1024
+
+
+def key_hash(key: str) -> str:
+    """Return what is kept of an endpoint's key: from it nobody gets the key back."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+class EndpointSettings(BaseModel):
+    """An OpenAI-compatible endpoint of one model.
+
+    Every token of ``kv_cache_tokens`` is reserved at the start; ``port`` 0 takes a free one.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    served_name: ServedName = "model"  # by which clients ask for the model
+    max_concurrency: PositiveInt = Field(default=16, le=1024)  # answered together; others wait
+    queue_limit: NonNegativeInt = Field(default=256, le=100_000)  # waiting; others are refused
+    max_length: PositiveInt | None = None  # tokens of prompt and answer; None: the model's own
+    kv_cache_tokens: PositiveInt | None = None  # None: every concurrent one at its longest
+    host: IpAddress = LOOPBACK
+    port: AnyPort = 0
+    key_hashes: tuple[KeyHash, ...] = Field(default=(), max_length=16)
+    idle_stop_seconds: PositiveFloat | None = None  # without a request for so long, it ends
+
+    @model_validator(mode="after")
+    def _is_safe_and_fits(self) -> Self:
+        if self.host != LOOPBACK and not self.key_hashes:
+            msg = (
+                f"host is {self.host}, which others reach, but key_hashes is empty; "
+                f"give a key's hash, or keep the endpoint on {LOOPBACK}"
+            )
+            raise ValueError(msg)
+        if 0 < self.port < FIRST_OPEN_PORT:
+            msg = f"port is {self.port}; choose {FIRST_OPEN_PORT} to 65535, or 0 for a free one"
+            raise ValueError(msg)
+        tokens, longest = self.kv_cache_tokens, self.max_length
+        if tokens is not None and longest is not None and tokens < longest:
+            msg = (
+                f"kv_cache_tokens is {tokens}, less than max_length, {longest}: the longest "
+                "request would never fit; give more, or shorten max_length"
+            )
+            raise ValueError(msg)
+        return self

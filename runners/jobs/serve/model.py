@@ -1,0 +1,65 @@
+"""The model of an endpoint: loaded, its cache reserved, read both ways once, then served."""
+
+from runners.jobs.generate.packed import check_packable
+from runners.jobs.loading import (
+    LoadedModel,
+    end_ids,
+    load_model,
+    preload_library,
+    require_tokenizer,
+)
+from runners.jobs.memory import model_bytes, terms_held
+from runners.jobs.runtime import BadInputError, Job
+from runners.jobs.serve.engine import Engine, Limits
+from runners.jobs.serve.figures import Figures
+from runners.jobs.serve.paging import CHECK_TOKENS, PagedCache, check_paging, pages_for
+from runners.jobs.serve.service import Ready
+from runners.jobs.serve.text import Reader
+from runners.jobspec import ServeSpec
+
+USUAL_TOKENS = 2048  # of a request, where neither the model nor the spec says less
+
+
+def load_ready(job: Job, spec: ServeSpec, figures: Figures) -> Ready:
+    """Return the loaded model.
+
+    Raises:
+        BadInputError: it cannot be served, or not as long as asked.
+        MissingModelError: it is not there, or reads no text.
+    """
+    preload_library(spec.weight_dtype)
+    loaded = load_model(job, spec.model, spec.weight_dtype)
+    tokenizer = require_tokenizer(loaded, "an endpoint")
+    check_packable(loaded.model)
+    longest = _max_length(loaded, spec)
+    cache = PagedCache(pages_for(_cache_tokens(spec, longest)))
+    vocabulary = int(loaded.model.config.get_text_config().vocab_size)
+    check_paging(loaded.model, cache, vocabulary)
+    held = {"weights": model_bytes(loaded.model), "kv_cache": cache.bytes}
+    job.emitter.metric(terms_held(held))
+    limits = Limits(spec.max_concurrency, spec.queue_limit, longest, end_ids(loaded))
+    return Ready(Engine(loaded.model, cache, limits, figures), Reader(tokenizer), vocabulary)
+
+
+def _max_length(loaded: LoadedModel, spec: ServeSpec) -> int:
+    """Return the most tokens of prompt and answer together."""
+    known = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
+    if spec.max_length is None:
+        return int(known or USUAL_TOKENS)
+    if known and spec.max_length > known:
+        msg = f"max_length is {spec.max_length}, but the model knows {known} positions; ask less"
+        raise BadInputError(msg)
+    return spec.max_length
+
+
+def _cache_tokens(spec: ServeSpec, longest: int) -> int:
+    """Return for how many tokens pages are reserved: at least one request at its longest."""
+    usual = spec.max_concurrency * min(longest, USUAL_TOKENS)
+    asked = spec.kv_cache_tokens or max(usual, longest)
+    if asked < longest:
+        msg = (
+            f"kv_cache_tokens is {asked}, less than one request of {longest} tokens; give more, "
+            "or set a shorter max_length"
+        )
+        raise BadInputError(msg)
+    return max(asked, CHECK_TOKENS)

@@ -1,0 +1,90 @@
+"""A real endpoint as a process of the host, and the official client on it."""
+
+import contextlib
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from openai import OpenAI
+
+from runners.jobs.events import read_events
+from runners.jobspec import ServeSpec
+from tests.runners.jobs.harness import Finished, Host
+
+PATIENCE_SECONDS = 200.0
+KEY = "sk-of-the-tests"
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """Return what the condition returns once it is true; fail after a generous while."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (found := condition()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+    return found
+
+
+@dataclass
+class Endpoint:
+    """One running endpoint."""
+
+    host: Host
+    folder: Path
+    process: subprocess.Popen[str]
+    key: str = ""
+
+    def said(self, kind: str) -> list[dict[str, Any]]:
+        """Return the bodies of its events of a kind, as far as they are written."""
+        lines = (self.folder / "events.jsonl").read_bytes().rpartition(b"\n")[0]
+        (whole := self.folder / "whole.jsonl").write_bytes(lines)
+        return [each["body"] for each in read_events(whole) if each["kind"] == kind]
+
+    def address(self) -> str:
+        """Return where it answers, once it says so."""
+
+        def told() -> list[dict[str, Any]]:
+            assert self.process.poll() is None, self.process.communicate()[1]
+            return self.said("endpoint")
+
+        body = until(told, "the endpoint did not come up")[-1]
+        return f"http://{body['host']}:{body['port']}"
+
+    def client(self, key: str | None = None, retries: int = 0) -> OpenAI:
+        """Return the official client on it."""
+        key = self.key or "none" if key is None else key
+        return OpenAI(
+            base_url=f"{self.address()}/v1", api_key=key, max_retries=retries, timeout=60.0
+        )
+
+    def get(self, path: str) -> httpx.Response:
+        """Return what it answers to a plain GET."""
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        return httpx.get(f"{self.address()}{path}", headers=headers, timeout=60.0)
+
+    def figure(self, name: str) -> float:
+        """Return a figure of the metrics page."""
+        lines = self.get("/metrics").text.splitlines()
+        return next(float(each.split()[1]) for each in lines if each.startswith(f"{name} "))
+
+    def end(self) -> Finished:
+        """Return what it left when it has ended."""
+        return self.host.finish(self.folder, self.process)
+
+
+@contextlib.contextmanager
+def serving(host: Host, name: str, spec: ServeSpec, key: str = "") -> Iterator[Endpoint]:
+    """Run an endpoint while the block runs."""
+    folder = host.attempt(name, spec)
+    endpoint = Endpoint(host, folder, host.start(folder), key)
+    try:
+        yield endpoint
+    finally:
+        if endpoint.process.poll() is None:
+            endpoint.process.send_signal(signal.SIGKILL)
+        if not endpoint.process.stderr.closed:
+            endpoint.process.communicate()
