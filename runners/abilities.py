@@ -100,12 +100,6 @@ ABILITIES: dict[str, Ability] = {
         OWN,
         f"{_TECHNIQUES}::test_batches_without_padding_write_the_same",
     ),
-    "paged_attention": Ability(
-        "generate",
-        "transformers",
-        f"{_TECHNIQUES}::"
-        "test_the_paged_cache_is_sized_by_the_planned_batch_and_not_by_the_machine",
-    ),
     "kv_cache": Ability(
         "generate",
         "transformers",

@@ -36,14 +36,16 @@ def test_the_page_is_not_empty():
     assert len(NAMED) >= 40
 
 
-def test_the_web_side_calls_nobody():
+def test_the_web_side_calls_nobody_but_an_endpoint_of_its_own_machine():
     callers = {
         str(path.relative_to(ROOT)): sorted(imported_by(path) & CALLERS)
         for path in (ROOT / "webapp").rglob("*.py")
         if not path.relative_to(ROOT).is_relative_to(OWN_SITE)
     }
 
-    assert {path: names for path, names in callers.items() if names} == {}
+    assert {path: names for path, names in callers.items() if names} == {
+        "webapp/jobs/playground.py": ["httpx"]
+    }
 
 
 def imported_by(path: Path) -> set[str]:

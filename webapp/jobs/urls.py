@@ -2,7 +2,15 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from webapp.jobs import abandon, actions, downloads, listing, postmortem_views, views
+from webapp.jobs import (
+    abandon,
+    actions,
+    downloads,
+    listing,
+    playground,
+    postmortem_views,
+    views,
+)
 
 JOB = "jobs/<slug:job_id>/"
 
@@ -15,6 +23,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{JOB}config/", views.job_config, name="job-config"),
     path(f"{JOB}artefacts/", views.job_artefacts, name="job-artefacts"),
     path(f"{JOB}artefacts/<str:name>/download/", downloads.job_download, name="job-download"),
+    path(f"{JOB}playground/", playground.playground, name="job-playground"),
+    path(f"{JOB}playground/answer/", playground.playground_answer, name="job-playground-answer"),
     path(f"{JOB}post-mortem/", postmortem_views.job_postmortem, name="job-postmortem"),
     path(f"{JOB}post-mortem/changes/", postmortem_views.job_changes, name="job-changes"),
     path(f"{JOB}replan/", postmortem_views.job_replan, name="job-replan"),

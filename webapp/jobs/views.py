@@ -17,6 +17,7 @@ from webapp.hosts.sharing import facts_for
 from webapp.jobs import figures
 from webapp.jobs.actions import allowed
 from webapp.jobs.checklists import Checked, checks_of, preflight_of
+from webapp.jobs.endpoints import endpoint_of, key_shown_once
 from webapp.jobs.gangs import deciding_part
 from webapp.jobs.giving_up import names_of, silent_parts
 from webapp.jobs.logs import Line, log_lines
@@ -49,6 +50,7 @@ TABS = (
     ("job-events", "Events"),
     ("job-config", "Config"),
     ("job-artefacts", "Artefacts"),
+    ("job-playground", "Playground"),
     ("job-postmortem", "Post-mortem"),
 )
 
@@ -59,6 +61,8 @@ def job_detail(request: HttpRequest, job_id: str) -> HttpResponse:
     job = load_job(request, job_id)
     context = job_context(request, job, "job-detail") | overview_context(job, draw(job))
     context["preflight"] = preflight_of(job, context["events"])
+    if "HX-Request" not in request.headers:
+        context["endpoint_key"] = key_shown_once(request, job)
     return page_or_regions(request, "jobs/overview.html", "jobs/_overview.html", context)
 
 
@@ -150,10 +154,16 @@ def job_context(request: HttpRequest, job: Job, tab: str) -> dict[str, Any]:
         "tabs": [
             {"url": reverse(name, args=[job.pk]), "name": word, "is_current": name == tab}
             for name, word in TABS
-            if name != "job-postmortem" or has_postmortem(job)
+            if _has_tab(job, name)
         ],
     }
     return context | live_context(request, [f"job:{job.pk}"])
+
+
+def _has_tab(job: Job, name: str) -> bool:
+    if name == "job-playground":
+        return job.kind == "serve"
+    return name != "job-postmortem" or has_postmortem(job)
 
 
 def _abandon_url(job: Job, membership: Membership | None) -> str:
@@ -171,6 +181,7 @@ def overview_context(job: Job, drawn: list[Drawn]) -> dict[str, Any]:
         "charts": drawn,
         "chart_metrics": metrics_of(drawn),
         "compared": rows,
+        "endpoint": endpoint_of(job),
         "answer": figures.answer(rows),
         "changes": figures.before_after(job),
         "weight_dtype": job.spec.get("weight_dtype") or job.spec.get("method"),

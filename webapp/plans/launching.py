@@ -22,6 +22,7 @@ from runners.jobspec import (
     ModelRef,
     ModelSpec,
     RandomModel,
+    ServeSpec,
     TrainSpec,
 )
 from webapp.hosts.models import RUNS_JOBS, Host, Pool
@@ -35,6 +36,7 @@ from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer, plan_keep
 from webapp.plans.predicting import prediction_of
 from webapp.plans.questions import Question, draft_shape, question_of
+from webapp.plans.serving import EndpointWish, serve_spec
 from webapp.plans.sharing import Spread, check_model, policy_of, spread_of
 from webapp.plans.wishes import NOTHING_MORE, Wish, quota_note
 from webapp.plans.words import METHOD_WORDS, model_words, plan_title
@@ -94,7 +96,7 @@ def plan_launch(
         DraftProblem: there is nothing to launch, or this release cannot run it.
         Problem: the job service refuses.
     """
-    launch = launch_of(plan)
+    launch = launch_of(plan, wish.endpoint)
     plan_keep(plan, name or plan.name or plan_title(plan.draft, launch.model_name, launch.place))
     job = job_create(
         team=plan.team,
@@ -117,8 +119,8 @@ def plan_launch(
     return job_submit(job=job, by=by.get_username())
 
 
-def launch_of(plan: Plan) -> Launch:
-    """Return what would be launched.
+def launch_of(plan: Plan, endpoint: EndpointWish | None = None) -> Launch:
+    """Return what would be launched; with ``endpoint`` a serve plan stays up.
 
     Raises:
         DraftProblem: there is nothing to launch, or this release cannot run it.
@@ -143,6 +145,8 @@ def launch_of(plan: Plan) -> Launch:
     check_model(model, spread)
     shape = draft_shape(plan)
     spec = _spec(plan.draft, model, best, shape.num_hidden_layers if shape else 0)
+    if endpoint is not None:
+        spec = _endpoint_spec(plan, question, spec, endpoint)
     if isinstance(spec, TrainSpec):
         policy = policy_of(plan.draft["hardware"], spread)
         spec = spec.model_copy(update={"parallel": policy})
@@ -189,7 +193,18 @@ def launch_note(plan: Plan) -> dict[str, str]:
         num_hosts=launch.spread.num_hosts,
         devices_per_host=launch.spread.devices_per_host,
     )
-    return note | quota_note(job)
+    return note | _endpoint_note(plan, launch) | quota_note(job)
+
+
+def _endpoint_note(plan: Plan, launch: Launch) -> dict[str, str]:
+    """Return what an endpoint of the plan would be, or why there can be none."""
+    if not isinstance(launch.spec, BenchmarkSpec):
+        return {}
+    try:
+        launch_of(plan, EndpointWish())
+    except DraftProblem as problem:
+        return {"endpoint": problem.sentence}
+    return {"endpoint": EXPLANATIONS["serve"], "can_serve": "yes"}
 
 
 EXPLANATIONS = {
@@ -200,7 +215,10 @@ EXPLANATIONS = {
     "generate": "The host loads the model as planned, answers every prompt, and leaves the "
     "answers as a file. What is answered stays so, whatever stops the job.",
     "benchmark": "The host loads the model as planned and measures prefill, decode and peak "
-    "memory. It ends with the measurements: an endpoint that stays up comes in a later release.",
+    "memory. It ends with the measurements.",
+    "serve": "The host loads the model as planned and answers requests in OpenAI's form, at an "
+    "address of its own, until somebody stops it. The job's page has the address, the key and "
+    "live figures.",
 }
 
 
@@ -258,6 +276,22 @@ def _spec(draft: Draft, model: ModelRef, best: PlannedStrategy, num_layers: int)
         streaming = streaming_of(best.strategy, num_layers)
         return generate_spec(draft, model, _runnable_dtype(best), streaming)
     return _train_spec(draft, model, best)
+
+
+def _endpoint_spec(
+    plan: Plan, question: Question, spec: ModelSpec, wish: EndpointWish
+) -> ServeSpec:
+    """Return a serve plan's measurement as an endpoint of the same model and weights."""
+    if not isinstance(spec, BenchmarkSpec):
+        raise DraftProblem("Only a plan to serve can be started as an endpoint.", "goal")
+    _needs_weights(spec.model, "An endpoint")
+    shape = draft_shape(plan)
+    fields = {
+        "name": _model_name(plan.draft, question.team_model),
+        "weight_dtype": spec.weight_dtype,
+        "positions": shape.max_position_embeddings if shape else None,
+    }
+    return serve_spec(plan.draft, spec.model, fields, wish)
 
 
 def _needs_weights(model: ModelRef, verb: str) -> None:

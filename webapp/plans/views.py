@@ -14,6 +14,7 @@ from django.views.decorators.http import require_GET, require_POST
 from planner.specs.plan import PlanAnswer
 from webapp.accounts.roles import visible_or_404
 from webapp.core.problems import Problem
+from webapp.jobs.endpoints import hashes_of, keep_for_session, new_key
 from webapp.limits.views import plan_panel
 from webapp.plans.access import changeable_plan, signed_in
 from webapp.plans.alternatives import (
@@ -31,6 +32,7 @@ from webapp.plans.history import jobs_of, measured_of
 from webapp.plans.launching import launch_of, plan_launch
 from webapp.plans.models import Plan, PlanState
 from webapp.plans.planning import current_answer, is_outdated, plan_compute, plan_keep
+from webapp.plans.serving import endpoint_wish_of
 from webapp.plans.verdict import problem_verdict, suggestion_chips, verdict_of
 from webapp.plans.wishes import wish_of
 from webapp.plans.words import workload_words
@@ -205,7 +207,12 @@ def plan_launch_view(request: HttpRequest, plan_id: str) -> HttpResponse:
         plan_keep(plan, name)
         messages.success(request, "The plan is saved.")
         return redirect("plan-detail", plan.pk)
+    endpoint_key = new_key() if request.POST.get("go") == "endpoint" else ""
     try:
+        wish = wish_of(request.POST.dict())
+        if endpoint_key:
+            asked = endpoint_wish_of(request.POST.dict(), hashes_of(endpoint_key))
+            wish = wish._replace(endpoint=asked)
         key = request.POST.get("key", "")[:KEY_LENGTH] or None
         job = plan_launch(
             plan=plan,
@@ -213,11 +220,13 @@ def plan_launch_view(request: HttpRequest, plan_id: str) -> HttpResponse:
             name=name,
             idempotency_key=key,
             secrets=request.POST.getlist("secret")[:MAX_SECRETS],
-            wish=wish_of(request.POST.dict()),
+            wish=wish,
         )
     except (DraftProblem, Problem) as problem:
         messages.error(request, str(problem))
         return redirect("plan-step", plan.pk, "review")
+    if endpoint_key:
+        keep_for_session(request, job, endpoint_key)
     return redirect("job-detail", job.pk)
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from webapp.core.problems import InvalidProblem, Problem
 from webapp.jobs.models import Job, Priority
+from webapp.plans.serving import EndpointWish
 from webapp.queue.quotas import check_submit, told_limits
 
 LEAST_SECONDS, MOST_SECONDS = 36.0, 8784 * 3600.0
@@ -17,6 +18,7 @@ class Wish(NamedTuple):
     max_duration_seconds: float | None = None
     max_retries: int = 0
     priority: int = Priority.NORMAL
+    endpoint: EndpointWish | None = None  # a serve plan stays up instead of being measured
 
 
 NOTHING_MORE = Wish()

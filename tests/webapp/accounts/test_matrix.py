@@ -78,6 +78,8 @@ RULES = {
     "techniques/<str:key>/": PAGE,
     "jobs/": PAGE,
     f"{JOB}/": OBJECT,
+    f"{JOB}/playground/": Rule("get", PRACTITIONER, is_object=True),
+    f"{JOB}/playground/answer/": ACT,
     f"{JOB}/metrics/": OBJECT,
     f"{JOB}/logs/": OBJECT,
     f"{JOB}/events/": OBJECT,

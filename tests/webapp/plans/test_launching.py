@@ -68,8 +68,8 @@ def test_serving_measures_the_plan_on_the_host(serve_plan):
     assert (spec.batch_size, spec.prompt_tokens, spec.output_tokens) == (16, 1024, 256)
 
 
-def test_serving_says_in_plain_words_that_nothing_stays_up(serve_plan):
-    assert "later release" in launch_note(serve_plan)["text"]
+def test_serving_says_in_plain_words_that_a_measurement_ends(serve_plan):
+    assert "It ends with the measurements." in launch_note(serve_plan)["text"]
 
 
 def test_a_benchmark_is_predicted_by_prefill_decode_and_memory(serve_plan):

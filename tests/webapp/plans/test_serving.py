@@ -1,0 +1,106 @@
+"""A serve plan that stays up: what the host is asked, which keys are kept, what is refused."""
+
+import pytest
+
+from runners.endpoint_spec import key_hash
+from runners.jobspec import ServeSpec
+from tests.webapp.conftest import client_of
+from tests.webapp.plans.conftest import with_model
+from webapp.core.problems import InvalidProblem
+from webapp.jobs.endpoints import playground_key
+from webapp.jobs.models import Job
+from webapp.plans.errors import DraftProblem
+from webapp.plans.launching import launch_note, launch_of
+from webapp.plans.serving import EndpointWish, endpoint_wish_of, served_name
+
+pytestmark = pytest.mark.django_db(databases="__all__")
+WISH = EndpointWish(("a" * 64,), 90.0)
+
+
+@pytest.fixture
+def plan(serve_plan, trained):
+    plan = with_model(serve_plan, trained, "serve")
+    plan.draft["workload"]["serve"] |= {"concurrency": 4, "input_tokens": 64, "output_tokens": 32}
+    plan.save()
+    return plan
+
+
+def test_an_endpoint_takes_the_plans_concurrency_and_the_models_length(plan):
+    spec = launch_of(plan, WISH).spec
+
+    assert isinstance(spec, ServeSpec)
+    assert (spec.max_concurrency, spec.max_length, spec.kv_cache_tokens) == (4, 256, 384)
+    assert (spec.host, spec.port, spec.served_name) == ("127.0.0.1", 0, "trained-demo")
+    assert (spec.key_hashes, spec.idle_stop_seconds) == (("a" * 64,), 90.0)
+
+
+def test_an_endpoint_has_no_end_and_is_predicted_under_the_names_of_its_charts(plan):
+    launch = launch_of(plan, WISH)
+
+    assert launch.max_duration_seconds is None
+    assert {"ttft_seconds", "tpot_seconds", "peak_memory_bytes"} <= set(launch.prediction)
+
+
+def test_the_review_offers_both_ways(plan, alice):
+    page = client_of(alice).get(f"/plans/{plan.pk}/edit/review/").content.decode()
+
+    assert "Start endpoint" in page
+    assert launch_note(plan)["can_serve"] == "yes"
+
+
+def test_a_model_without_weights_is_not_offered_as_an_endpoint(serve_plan):
+    note = launch_note(serve_plan)
+
+    assert "An endpoint needs trained weights" in note["endpoint"]
+    assert "can_serve" not in note
+    with pytest.raises(DraftProblem, match="needs trained weights"):
+        launch_of(serve_plan, WISH)
+
+
+def test_only_a_serve_plan_becomes_an_endpoint(demo_plan):
+    assert "endpoint" not in launch_note(demo_plan)
+    with pytest.raises(DraftProblem, match="Only a plan to serve"):
+        launch_of(demo_plan, WISH)
+
+
+def test_the_key_is_shown_once_and_only_hashes_of_it_are_kept(plan, alice):
+    client = client_of(alice)
+    posted = {"go": "endpoint", "idle": "1.5", "name": "Ours", "key": "k1"}
+
+    client.post(f"/plans/{plan.pk}/launch/", posted)
+
+    job = Job.objects.get()
+    first = client.get(f"/jobs/{job.pk}/").content.decode()
+    key = first.partition('id="endpoint-key">')[2].partition("<")[0]
+    assert key.startswith("sk-slipway-")
+    assert job.spec["key_hashes"] == [
+        key_hash(key),
+        key_hash(playground_key(key_hash(key))),
+    ]
+    assert job.spec["idle_stop_seconds"] == 90.0
+    assert "endpoint-key" not in client.get(f"/jobs/{job.pk}/").content.decode()
+    assert key not in str(Job.objects.values())
+
+
+def test_the_same_press_twice_shows_no_key_that_opens_nothing(plan, alice):
+    client = client_of(alice)
+    posted = {"go": "endpoint", "idle": "", "key": "k2"}
+    client.post(f"/plans/{plan.pk}/launch/", posted)
+    client.get(f"/jobs/{Job.objects.get().pk}/")
+
+    client.post(f"/plans/{plan.pk}/launch/", posted)
+
+    assert "endpoint-key" not in client.get(f"/jobs/{Job.objects.get().pk}/").content.decode()
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "soon", "1e9"])
+def test_minutes_that_are_none_are_refused_with_the_limits(text):
+    with pytest.raises(InvalidProblem, match=r"0\.1 to 10080 minutes, or empty"):
+        endpoint_wish_of({"idle": text}, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "served"), [("My Model (v2)", "my-model-v2"), ("…", "model"), ("a/b:c", "a/b:c")]
+)
+def test_a_models_name_becomes_one_that_clients_can_write(name, served):
+    assert served_name(name) == served

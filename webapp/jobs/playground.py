@@ -1,0 +1,162 @@
+"""The playground of an endpoint: one prompt, one answer, asked by this server itself.
+
+It asks only an endpoint on this machine's own loopback, at the port that the machine's own host
+reported for a running job of the person's team; no part of the address comes from the browser.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
+
+import httpx
+from django import forms
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_GET, require_POST
+
+from webapp.accounts.models import Role
+from webapp.accounts.roles import is_at_least, membership_of
+from webapp.core.problems import ConflictProblem
+from webapp.jobs.endpoints import Endpoint, endpoint_of, playground_key
+from webapp.jobs.lookup import load_job
+from webapp.jobs.models import Job
+from webapp.jobs.views import job_context
+
+TIMEOUT = httpx.Timeout(120.0, connect=5.0)
+STREAM = "text/event-stream"
+NOT_NOW = "The endpoint does not answer at the moment. See the job's state and its log."
+
+
+class PlaygroundForm(forms.Form):
+    """What a person asks."""
+
+    prompt = forms.CharField(
+        max_length=20_000,
+        strip=False,
+        widget=forms.Textarea(attrs={"rows": 6, "class": "input"}),
+    )
+    form = forms.ChoiceField(
+        label="Asked as",
+        choices=[("chat", "A message of a conversation"), ("text", "The beginning of a text")],
+        initial="chat",
+    )
+    temperature = forms.FloatField(min_value=0.0, max_value=2.0, initial=0.7)
+    max_tokens = forms.IntegerField(
+        label="At most, in tokens", min_value=1, max_value=100_000, initial=64
+    )
+
+
+class Call(NamedTuple):
+    """One request to an endpoint."""
+
+    url: str
+    headers: dict[str, str]
+    document: dict[str, Any]
+
+
+@require_GET
+def playground(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Show the prompt box, or how the endpoint is reached where this server may not ask it."""
+    job = _job_for(request, job_id)
+    if job.kind != "serve":
+        return redirect("job-detail", job.pk)
+    return _page(request, job, PlaygroundForm())
+
+
+@require_POST
+def playground_answer(request: HttpRequest, job_id: str) -> HttpResponseBase:
+    """Answer a prompt: as a stream to the page's script, else as a whole page."""
+    job = _job_for(request, job_id)
+    if job.kind != "serve":
+        return redirect("job-detail", job.pk)
+    form = PlaygroundForm(request.POST)
+    endpoint = endpoint_of(job)
+    is_stream = request.headers.get("Accept") == STREAM
+    if not form.is_valid() or endpoint is None or not endpoint.is_local:
+        if is_stream:
+            return HttpResponse(_refusal(form), status=422, content_type="text/plain")
+        return _page(request, job, form, status=422)
+    call = call_of(job, endpoint, form.cleaned_data, stream=is_stream)
+    if is_stream:
+        return StreamingHttpResponse(pieces_of(call), content_type="text/plain; charset=utf-8")
+    return _page(request, job, form, answer=whole_answer(call))
+
+
+def _job_for(request: HttpRequest, job_id: str) -> Job:
+    job = load_job(request, job_id)
+    membership = membership_of(request.user, job.team)
+    if membership is None or not is_at_least(Role(membership.role), Role.PRACTITIONER):
+        raise PermissionDenied("To ask an endpoint you need the role Practitioner or higher.")
+    return job
+
+
+def _page(
+    request: HttpRequest, job: Job, form: PlaygroundForm, *, answer: str = "", status: int = 200
+) -> HttpResponse:
+    context = job_context(request, job, "job-playground")
+    context |= {"form": form, "answer": answer, "endpoint": endpoint_of(job)}
+    return render(request, "jobs/playground.html", context, status=status)
+
+
+def _refusal(form: PlaygroundForm) -> str:
+    first = next(iter(form.errors.items()), None)
+    return f"{first[0]}: {first[1][0]}" if first else NOT_NOW
+
+
+def call_of(job: Job, endpoint: Endpoint, values: dict[str, Any], *, stream: bool) -> Call:
+    """Return the request that carries a person's prompt.
+
+    Raises:
+        ConflictProblem: the endpoint is not one that this server may ask.
+    """
+    if not endpoint.is_local:
+        raise ConflictProblem("not_local", "This server asks only endpoints on its own machine.")
+    hashes = job.spec.get("key_hashes") or [""]
+    headers = {"Authorization": f"Bearer {playground_key(hashes[0])}"} if endpoint.has_keys else {}
+    fields = {name: values[name] for name in ("temperature", "max_tokens")}
+    document = {"model": endpoint.model, "stream": stream, **fields}
+    if values["form"] == "chat":
+        messages = [{"role": "user", "content": values["prompt"]}]
+        return Call(f"{endpoint.url}/chat/completions", headers, document | {"messages": messages})
+    return Call(f"{endpoint.url}/completions", headers, document | {"prompt": values["prompt"]})
+
+
+def whole_answer(call: Call) -> str:
+    """Return the text of an answer, or the endpoint's own words on why there is none."""
+    try:
+        with httpx.Client(trust_env=False, timeout=TIMEOUT) as client:
+            answer = client.post(call.url, headers=call.headers, json=call.document)
+    except httpx.HTTPError:
+        return NOT_NOW
+    return _text_of(answer.content) or "The answer is empty: the first token ended it."
+
+
+async def pieces_of(call: Call) -> AsyncIterator[str]:
+    """Yield the text as it is written; whoever stops reading stops the answer."""
+    try:
+        async with (
+            httpx.AsyncClient(trust_env=False, timeout=TIMEOUT) as client,
+            client.stream("POST", call.url, headers=call.headers, json=call.document) as answer,
+        ):
+            if answer.status_code != httpx.codes.OK:
+                yield _text_of(await answer.aread())
+                return
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    yield _text_of(line.removeprefix("data: ").encode())
+    except httpx.HTTPError:
+        yield f"\n{NOT_NOW}"
+
+
+def _text_of(document: bytes) -> str:
+    """Return the text of a document, a chunk or an error of the endpoint."""
+    try:
+        found = json.loads(document)
+        if "error" in found:
+            return str(found["error"]["message"])
+        first = found["choices"][0]
+        said = first.get("message") or first.get("delta") or first
+        return str(said.get("content") or said.get("text") or "")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return NOT_NOW

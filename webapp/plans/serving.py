@@ -1,0 +1,78 @@
+"""The serve goal as an endpoint that stays up: how many, how long, who may ask, until when."""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from runners.jobspec import ModelRef, ServeSpec
+from webapp.core.problems import InvalidProblem
+
+Draft = dict[str, Any]
+ROOM_TOKENS = 4096  # a request may be so long, even where the plan's are shorter
+LEAST_MINUTES, MOST_MINUTES = 0.1, 10_080.0
+NAME_LENGTH = 100
+
+
+class EndpointWish(NamedTuple):
+    """What a person adds to an endpoint; the hashes are all that is kept of its keys."""
+
+    key_hashes: tuple[str, ...] = ()
+    idle_stop_seconds: float | None = None
+
+
+def endpoint_wish_of(posted: Mapping[str, str], key_hashes: tuple[str, ...]) -> EndpointWish:
+    """Return what the launch form says of an endpoint.
+
+    Raises:
+        InvalidProblem: the minutes are no such number.
+    """
+    text = posted.get("idle", "").strip()
+    if not text:
+        return EndpointWish(key_hashes)
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = math.nan
+    if not LEAST_MINUTES <= minutes <= MOST_MINUTES:
+        raise InvalidProblem(
+            "idle",
+            f"“Stop it when nobody asks for” is {text[:20]}; it can be {LEAST_MINUTES:g} to "
+            f"{MOST_MINUTES:g} minutes, or empty.",
+        )
+    return EndpointWish(key_hashes, minutes * 60.0)
+
+
+def serve_spec(
+    draft: Draft, model: ModelRef, fields: Mapping[str, Any], wish: EndpointWish
+) -> ServeSpec:
+    """Return the typed document that the host runs.
+
+    ``fields``: ``name``, ``weight_dtype`` and ``positions``, the model's longest sequence if
+    it is known. Pages are reserved for what the plan has at once, at least for one request at
+    its longest.
+    """
+    values = draft["workload"]["serve"]
+    planned = values["input_tokens"] + values["output_tokens"]
+    limits: dict[str, int] = {}
+    if positions := fields["positions"]:
+        longest = min(int(positions), max(planned, ROOM_TOKENS))
+        together = values["concurrency"] * min(planned, longest)
+        limits = {"max_length": longest, "kv_cache_tokens": max(longest, together)}
+    return ServeSpec.model_validate(
+        {
+            "model": model,
+            "weight_dtype": fields["weight_dtype"],
+            "served_name": served_name(str(fields["name"])),
+            "max_concurrency": values["concurrency"],
+            **limits,
+            "key_hashes": wish.key_hashes,
+            "idle_stop_seconds": wish.idle_stop_seconds,
+        }
+    )
+
+
+def served_name(name: str) -> str:
+    """Return a model's name as clients write it."""
+    found = re.sub(r"[^A-Za-z0-9._:/-]+", "-", name).strip("-._:/")[:NAME_LENGTH]
+    return found.lower() or "model"
