@@ -2,7 +2,8 @@
 
 Each host starts one torchrun; the first one's holds the meeting point at the address and port
 that the server reserved. How long a silent rank is waited for is the job's own choice, and
-every other wait follows from it.
+every other wait follows from it; only the start, when each host loads its libraries, takes the
+time that it needs.
 """
 
 import socket
@@ -13,7 +14,7 @@ import psutil
 from runners.jobspec import DataParallel
 from runners.places import Gang
 
-JOIN_SECONDS = 300  # from the start signal until every host has loaded its libraries
+MEETING = "runners.jobs.meeting"  # torchrun, once there is somebody to meet
 SHORTEST_LAST_CALL_SECONDS = 5
 LONGEST_LAST_CALL_SECONDS = 30
 NO_RETRIES = 0
@@ -26,7 +27,8 @@ class NoSuchAddressError(Exception):
 def torchrun_argv(command: Sequence[str], gang: Gang, parallel: DataParallel) -> list[str]:
     """Return the command that starts this host's ranks of ``command`` and keeps them together.
 
-    ``command`` begins with a Python interpreter; what follows it goes to each rank.
+    ``command`` begins with a Python interpreter; what follows it goes to each rank. A host that
+    does not hold the meeting point itself waits until it is there: torchrun alone would not.
     """
     python, *program = command
     fewest = min(parallel.min_hosts, gang.num_nodes)
@@ -42,7 +44,11 @@ def torchrun_argv(command: Sequence[str], gang: Gang, parallel: DataParallel) ->
         "max-restarts": gang.num_nodes - least or NO_RETRIES,
     }
     written = [f"--{name}={value}" for name, value in options.items()]
-    return [python, "-m", "torch.distributed.run", *written, *program]
+    torchrun = ["-m", "torch.distributed.run"]
+    if gang.node_rank > 0:
+        seconds = f"{parallel.start_timeout_seconds:g}"
+        torchrun = ["-m", MEETING, gang.master_address, str(gang.master_port), seconds]
+    return [python, *torchrun, *written, *program]
 
 
 def _waits(gang: Gang, parallel: DataParallel) -> dict[str, int | str]:
@@ -51,7 +57,7 @@ def _waits(gang: Gang, parallel: DataParallel) -> dict[str, int | str]:
     last_call = min(LONGEST_LAST_CALL_SECONDS, max(SHORTEST_LAST_CALL_SECONDS, patience // 4))
     return {
         "is_host": str(gang.node_rank == 0).lower(),
-        "join_timeout": max(JOIN_SECONDS, patience),
+        "join_timeout": int(parallel.start_timeout_seconds),
         "last_call_timeout": last_call,
         "read_timeout": patience,
         "keep_alive_interval": max(1, patience // 6),

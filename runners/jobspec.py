@@ -84,15 +84,24 @@ ModelRef = Annotated[
 ]
 
 
+START_SECONDS = 600.0  # a slow shared disk hands out torch, and then a model, in minutes
+
+
 class DataParallel(JobDocument):
     """What a training does when it runs on several devices or hosts and one falls silent.
 
     ``stop``: the job ends. ``shrink``: it goes on from its last checkpoint with those left.
+    ``rank_timeout_seconds`` is for ranks that train; starting may take each longer.
     """
 
     on_lost_rank: Literal["stop", "shrink"] = "stop"
     min_hosts: PositiveInt = 1  # shrink: with fewer it ends
     rank_timeout_seconds: float = Field(default=300.0, ge=5.0, le=7200.0)
+
+    @property
+    def start_timeout_seconds(self) -> float:
+        """Return how long ranks wait for each other until the first step is made."""
+        return max(START_SECONDS, self.rank_timeout_seconds)
 
 
 class TrainSpec(RunDocument):

@@ -13,6 +13,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
@@ -103,6 +104,11 @@ class Ranks:
         with lost_rank_named(self):
             return DistributedDataParallel(model, device_ids=devices, broadcast_buffers=False)
 
+    def settle(self, parallel: DataParallel) -> None:
+        """End the start: from now on a rank counts as lost as soon as the job says."""
+        if not self.is_alone:
+            _set_pg_timeout(timedelta(seconds=parallel.rank_timeout_seconds))
+
 
 ALONE = Ranks()
 
@@ -110,6 +116,8 @@ ALONE = Ranks()
 @contextlib.contextmanager
 def joined_ranks(job: Job, parallel: DataParallel) -> Iterator[Ranks]:
     """Meet the other ranks, and part from them when the block has ended well.
+
+    They have the time of a start until ``Ranks.settle``: each loads its libraries, text and model.
 
     Raises:
         RankLostError: they were not there in time.
@@ -126,7 +134,7 @@ def joined_ranks(job: Job, parallel: DataParallel) -> Iterator[Ranks]:
     with lost_rank_named(Ranks(rank, size)):
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if has_gpu else "gloo",
-            timeout=timedelta(seconds=parallel.rank_timeout_seconds),
+            timeout=timedelta(seconds=parallel.start_timeout_seconds),
         )
     gang = job.request.gang
     is_lead = (gang is None or gang.node_rank == 0) and local_rank == 0

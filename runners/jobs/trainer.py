@@ -143,6 +143,8 @@ class Trainer:
                 return False
             began = time.monotonic()
             values = self._step()
+            if not self.step_seconds:
+                self.ranks.settle(self.spec.parallel)
             self._after_step(values, began)
 
     def _agree(self) -> bool:

@@ -3,6 +3,7 @@
 import json
 import socket
 import sys
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import psutil
@@ -54,6 +55,14 @@ def test_torchrun_stands_between_the_interpreter_and_the_job():
     assert argv[-3:] == COMMAND[1:]
 
 
+def test_the_other_hosts_wait_for_the_meeting_point_before_torchrun():
+    argv = torchrun_argv(COMMAND, gang(node_rank=1), DataParallel(rank_timeout_seconds=30))
+
+    assert argv[:6] == ["python", "-m", gangs.MEETING, "127.0.0.1", "29400", "600"]
+    assert argv[-3:] == COMMAND[1:]
+    assert find_spec(gangs.MEETING)
+
+
 def test_every_host_must_be_there_where_a_lost_rank_stops_the_job():
     found = options(DataParallel(on_lost_rank="stop", min_hosts=1))
 
@@ -82,6 +91,14 @@ def test_a_host_counts_as_lost_when_its_ranks_would():
 
     assert "read_timeout=60" in waits
     assert "keep_alive_interval=10,keep_alive_max_attempt=3" in waits
+
+
+@pytest.mark.parametrize(("patience", "start"), [(30, 600), (300, 600), (7200, 7200)])
+def test_a_start_takes_as_long_as_slow_disks_do_however_short_a_silence_may_be(patience, start):
+    parallel = DataParallel(rank_timeout_seconds=patience)
+
+    assert parallel.start_timeout_seconds == start
+    assert f"join_timeout={start}," in options(parallel)["rdzv-conf"]
 
 
 def test_an_address_of_version_6_stands_in_brackets():
@@ -249,5 +266,5 @@ def test_once_all_are_there_torchrun_starts_with_the_place(
     reconciler.claim(wanted(acceptor))
 
     launch = record.read_json(host_dir.attempts / A1 / record.LAUNCH)
-    assert "torch.distributed.run" in launch["argv"]
+    assert gangs.MEETING in launch["argv"]
     assert launch["env"]["GLOO_SOCKET_IFNAME"] == "lo"

@@ -102,6 +102,47 @@ def test_the_first_rank_of_a_host_speaks_through_the_pipe_that_its_parent_holds(
     assert bool(read_events(path)) is is_heard
 
 
+LATE = """
+import os, sys, time
+from types import SimpleNamespace
+os.environ["RANK"] = os.environ["LOCAL_RANK"] = rank = sys.argv[1]
+time.sleep(4.0 * int(rank))
+from runners.jobs.ranks import joined_ranks
+from runners.jobspec import DataParallel
+job = SimpleNamespace(request=SimpleNamespace(gang=None))
+parallel = DataParallel.model_construct(rank_timeout_seconds=2.0)
+with joined_ranks(job, parallel) as ranks:
+    time.sleep(4.0 * int(rank))
+    print("started", ranks.total([1.0]), flush=True)
+    ranks.settle(parallel)
+    time.sleep(300.0 * int(rank))
+    ranks.total([1.0])
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_may_start_late_but_not_fall_silent_once_it_trains():
+    env = os.environ | {
+        "TORCHELASTIC_RUN_ID": "a1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    first, late = (
+        subprocess.Popen(
+            [sys.executable, "-c", LATE, rank], env=env, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        ) for rank in "01"
+    )  # fmt: skip
+    try:
+        said, why = first.communicate(timeout=240)
+    finally:
+        for each in (first, late):
+            each.kill()
+        heard = late.communicate()
+
+    assert said == "started [2.0]\n", (why, heard)
+    assert "RankLostError: rank 0 of 2: Timed out waiting 2000ms" in why
+
+
 def run_on_two_ranks(host: Host, name: str, steps: int) -> Finished:
     spec = tiny_training(max_steps=steps, gradient_accumulation_steps=2)
     place = Gang(

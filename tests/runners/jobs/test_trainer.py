@@ -9,6 +9,7 @@ import torch
 from runners.jobs.checkpoint import TrainState
 from runners.jobs.events import read_events
 from runners.jobs.loading import fresh_model
+from runners.jobs.ranks import Ranks
 from runners.jobs.trainer import (
     FINAL_LEARNING_RATE_RATIO,
     DivergedError,
@@ -34,6 +35,19 @@ def make_trainer(make_job):
         return Trainer(make_job(spec), spec, model, IDS, IDS, torch.device("cpu"))
 
     return make
+
+
+def test_the_ranks_have_started_once_the_first_step_is_made(make_trainer, monkeypatch):
+    seen = []
+    trainer = make_trainer(max_steps=3)
+    monkeypatch.setattr(
+        Ranks, "settle", lambda _self, policy: seen.append((policy, trainer.state.step))
+    )
+
+    trainer.run()
+
+    assert seen == [(trainer.spec.parallel, 0)]  # step 1 is computed and not yet counted
+    assert trainer.state.step == 3
 
 
 def test_the_loss_falls(make_trainer, events_path):
