@@ -14,8 +14,8 @@ import pytest
 from tests.boot.conftest import eventually, free_port
 from webapp.boot import up
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
-START_LIMIT_S = 90.0
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+START_LIMIT_S = 240.0
 
 
 def _command_of(process: psutil.Process) -> str:
@@ -161,8 +161,8 @@ def test_a_killed_part_comes_back(running, words):
 
     os.kill(pid, signal.SIGKILL)
 
-    eventually(lambda: running.pid_of(words) not in (pid, None), 30)
-    eventually(running.answers, 30)
+    eventually(lambda: running.pid_of(words) not in (pid, None))
+    eventually(running.answers)
 
 
 @pytest.mark.faults

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from tests.browser.driving import WATCH_POLICY, Recorder, log_in
 from tests.stack import Stack
 from webapp.boot.tools import find_chromium
+
+SLOW_MS = 60_000  # a page of a loaded machine; what never comes is rare, and may take it
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +37,7 @@ def browser() -> Iterator[Browser]:
     While it runs, Django refuses the database and asyncio a loop of its own to every other
     test of the same process.
     """
+    expect.set_options(timeout=SLOW_MS / 2)
     with sync_playwright() as playwright:
         found = playwright.chromium.launch(
             executable_path=find_chromium(), args=["--no-sandbox", "--disable-gpu"]
@@ -50,6 +53,7 @@ def new_page(browser, stack) -> Iterator[Callable[..., Page]]:
 
     def make(user: str = "alice", **options: Any) -> Page:
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+        context.set_default_timeout(SLOW_MS)
         context.add_init_script(WATCH_POLICY)
         contexts.append(context)
         page = context.new_page()

@@ -34,13 +34,14 @@ def test_a_cut_stream_is_taken_up_without_a_gap(stack, page, running_job):
     page.wait_for_function("() => slipway.live.state.lastId !== ''", timeout=WAIT_MS)
     page.evaluate("slipway.live.drop()")
     page.wait_for_function(
-        "() => slipway.live.state.status === 'live' && slipway.live.state.errors === 0"
+        "() => slipway.live.state.status === 'live' && slipway.live.state.errors === 0",
+        timeout=WAIT_MS,
     )
     assert streams[-1].headers.get("last-event-id")
     page.wait_for_selector("[data-state-now='succeeded']", timeout=WAIT_MS)
     stored = stack.client().json(f"/api/v1/jobs/{running_job}/series?metrics=loss&points=5000")
     measured = [value for value in stored["series"][0]["value"] if value is not None]
-    page.wait_for_function(f"n => ({POINTS})() >= n", arg=len(measured), timeout=30_000)
+    page.wait_for_function(f"n => ({POINTS})() >= n", arg=len(measured), timeout=WAIT_MS)
 
 
 def test_without_a_stream_the_page_polls_and_says_so(stack, page, running_job):

@@ -26,7 +26,7 @@ from runners.stream import ack_key, events_key
 from runners.supervision import procfs, record
 from tests.faults import watch
 from tests.faults.parts import Desk, Parts
-from tests.stack import FINAL, StackError, wait_for
+from tests.stack import FINAL, SLOW_S, StackError, wait_for
 
 SCALE = 1 / 30
 DEGRADED_SECONDS, UNREACHABLE_SECONDS = 30 * SCALE, 90 * SCALE
@@ -36,7 +36,7 @@ CANARIES = {
     "a hub's token": "canary-of-a-hub-token-0123456789",
 }
 SECRET_FILES = frozenset({"credential.json", "secret_key"})
-SURVIVE_SECONDS = 5.0
+SURVIVE_SECONDS = 20.0  # a busy machine takes a while to reap what was killed
 MORE_DESCRIPTORS = 24  # connections and shippers' locks come and go; a leak grows without end
 View = dict[str, Any]
 
@@ -125,7 +125,7 @@ class Site(Parts):
         """Return the newest attempt of a job."""
         return dict(self.view(job)["attempts"][-1])
 
-    def wait(self, job: str, *states: str, timeout_s: float = 60.0) -> View:
+    def wait(self, job: str, *states: str, timeout_s: float = SLOW_S) -> View:
         """Wait until a job is in one of ``states`` (default: a final one) and return it."""
         wanted = set(states) or FINAL
 
@@ -193,7 +193,7 @@ class Site(Parts):
             if name != "redis"  # what it holds open is others' connections
         }
 
-    def mend(self, *, patience_s: float = 60.0, stops_jobs: bool = True) -> None:
+    def mend(self, *, patience_s: float = SLOW_S, stops_jobs: bool = True) -> None:
         """Undo the faults of a case, end what is left, and wait until all is told."""
         self.thaw()
         while self.mending:

@@ -1,10 +1,14 @@
 """The product on several machines: a server in one namespace, an enrolled host in each other."""
 
+import contextlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +16,13 @@ from runners.jobspec import DataParallel, TrainSpec
 from runners.supervision.procfs import marked
 from tests.namespaces.lab import SERVER_ADDRESS, Lab
 from tests.runners.jobs.harness import TINY
-from tests.stack import MAKE_PEOPLE, ROOT, Stack, wait_for
+from tests.stack import FINAL, MAKE_PEOPLE, ROOT, Found, Stack, StackError, wait_for
 from webapp.boot import broker
 
-TIME_SCALE = 0.2  # beats every 2 s, a host out of contact after 18 s
+TIME_SCALE = 0.4  # beats every 4 s, a host out of contact after 36 s, a start given up after 48
+RANK_SECONDS = 60  # longer than that, and than a busy machine keeps a rank from its step
+ALL_SECONDS = 780.0  # one story, told within the 900 that its tests have
+WAIT_SECONDS = 420.0  # five programs beside it on two cores, and cold files: half of that
 MEASURED = {
     "measured_at_ms": 1, "duration_seconds": 1.0, "torch_version": "2.13.0", "num_threads": 1,
     "devices": [], "disk_write_bytes_per_second": 1e8,
@@ -53,11 +60,19 @@ print("SAID", json.dumps({{
         Event.objects.filter(subject=job.pk)],
 }}))
 """
+STATES = """
+from webapp.hosts.models import Host
+from webapp.jobs.models import Attempt, Job
+jobs = list(Job.objects.values_list("pk", "state", "reason"))
+members = list(Attempt.objects.values_list("job", "host__name", "stop_reason", "exit_record"))
+hosts = list(Host.objects.values_list("name", "state", "last_seen_at"))
+print("SAID", jobs, members, [(name, state, str(seen)) for name, state, seen in hosts])
+"""
 
 
 def training(**changes: Any) -> TrainSpec:
-    """Return a training of two micro-batches or more a step, whose ranks are patient for 30 s."""
-    policy = {"rank_timeout_seconds": 30, **changes.pop("parallel", {})}
+    """Return a training of two micro-batches or more a step, whose ranks are patient a minute."""
+    policy = {"rank_timeout_seconds": RANK_SECONDS, **changes.pop("parallel", {})}
     fields = {
         "model": TINY, "sequence_length": 64, "micro_batch_size": 4, "max_steps": None,
         "gradient_accumulation_steps": 6, "compute_dtype": "fp32",
@@ -77,6 +92,8 @@ class Site(Stack):
         self.lab = lab
         self.server_url = f"http://{SERVER_ADDRESS}:{self.port}"
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
+        self.job = ""  # the newest
+        self._until = time.monotonic() + ALL_SECONDS
 
     def start(self) -> None:
         """Bring the server up and enrol every host."""
@@ -108,7 +125,7 @@ class Site(Stack):
             token, "--dir", str(self.folder / name), "--address", self.lab.address(name),
         )  # fmt: skip
         subprocess.run(
-            command, cwd=ROOT, env=self.environment, check=True, capture_output=True, timeout=120
+            command, cwd=ROOT, env=self.environment, check=True, capture_output=True, timeout=240
         )
 
     def _work(self, name: str) -> None:
@@ -126,7 +143,7 @@ class Site(Stack):
         for name, agent in self.agents.items():
             self.lab.heal(name)
             os.killpg(agent.pid, signal.SIGTERM)
-            agent.wait(30)
+            agent.wait(120)
             self.run(
                 "-m", "runners", "stop-all", "--dir", str(self.folder / name), must_work=False
             )
@@ -137,63 +154,109 @@ class Site(Stack):
     def launch(self, spec: TrainSpec) -> str:
         """Queue one job over all hosts and return its id."""
         code = LAUNCH.format(num_hosts=len(self.lab.hosts), spec=spec.model_dump_json())
-        return self._said("JOB", code)
+        self.job = self._said("JOB", code)
+        return self.job
 
     def ask(self, job: str) -> dict[str, Any]:
         """Return what the server knows of a job."""
         return json.loads(self._said("SAID", ASK.format(job=job)))
+
+    def glance(self, job: str) -> dict[str, Any]:
+        """Return a job's state and how many devices are held, read in place: it costs nothing."""
+        rows = sqlite3.connect(
+            f"file:{self.folder / 'slipway.sqlite3'}?mode=ro", uri=True, timeout=60
+        )
+        with contextlib.closing(rows):
+            (state,) = rows.execute("select state from jobs_job where id = ?", [job]).fetchone()
+            held = "select count(*) from jobs_allocation where released_at is null"
+            return {"state": state, "held": rows.execute(held).fetchone()[0]}
 
     def _said(self, word: str, code: str) -> str:
         lines = self.run("manage.py", "shell", "-c", code).splitlines()
         return next(line.removeprefix(f"{word} ") for line in lines if line.startswith(f"{word} "))
 
     def steps(self, name: str) -> int:
-        """Return how many steps a host's ranks have said so far, from what lies on its disk."""
-        logs = (self.folder / name / "attempts").glob("*/stdout.log")
-        said = [line for log in logs for line in log.read_text().splitlines() if "step " in line]
+        """Return how many steps of the newest job a host's ranks have said, by its disk."""
+        logs = [folder / "stdout.log" for folder in self._attempts(name)]
+        texts = [log.read_text() for log in logs if log.exists()]
+        said = [line for text in texts for line in text.splitlines() if "step " in line]
         return max((int(line.split("step ")[1].split()[0]) for line in said), default=0)
 
-    def wait_for_steps(self, name: str, more_than: int, timeout_s: float = 150.0) -> int:
+    def _attempts(self, name: str) -> list[Path]:
+        """Return the folders of the newest job's attempts on a host."""
+        specs = (self.folder / name / "attempts").glob("*/spec.json")
+        return [
+            spec.parent for spec in specs if json.loads(spec.read_text())["job_id"] == self.job
+        ]
+
+    def wait_for_steps(self, name: str, more_than: int) -> int:
         """Wait until a host's ranks are past a step, and return where they are."""
 
         def ask() -> int | None:
-            return self.steps(name) if self.steps(name) > more_than else None
+            if (found := self.steps(name)) > more_than:
+                return found
+            if (state := self.glance(self.job)["state"]) in FINAL:
+                raise StackError(f"the job ended as {state}")
+            return None
 
-        return wait_for(ask, f"step {more_than} on {name}\n{self.explain(name)}", timeout_s)
+        return self._wait(ask, f"step {more_than} on {name}")
 
-    def wait_for(self, job: str, timeout_s: float = 150.0, **wanted: Any) -> dict[str, Any]:
-        """Wait until what the server knows of a job has these values."""
+    def wait_for_checkpoint(self) -> None:
+        """Wait until the newest job could be resumed."""
+
+        def ask() -> bool:
+            folders = [folder for name in self.lab.hosts for folder in self._attempts(name)]
+            return any(any(folder.glob("checkpoint/step-*")) for folder in folders)
+
+        self._wait(ask, "a checkpoint")
+
+    def wait_for(self, job: str, **wanted: Any) -> dict[str, Any]:
+        """Wait until a glance at a job shows these values; return all that the server knows."""
 
         def ask() -> dict[str, Any] | None:
-            found = self.ask(job)
-            return found if {key: found[key] for key in wanted} == wanted else None
+            found = self.glance(job)
+            if {key: found[key] for key in wanted} == wanted:
+                return found
+            if found["state"] in FINAL - {wanted.get("state", found["state"])}:
+                raise StackError(f"the job ended as {found['state']}")
+            return None
 
-        return wait_for(ask, f"{wanted} of job {job}", timeout_s, every_s=1.0)
+        self._wait(ask, f"{wanted} of job {job}")
+        return self.ask(job)
 
-    def wait_for_progress(self, job: str, timeout_s: float = 150.0) -> None:
-        """Wait until a job has said that it made a step."""
-        wait_for(lambda: self.ask(job)["progress"], f"a step of job {job}", timeout_s, every_s=1.0)
+    def _wait(self, ask: Callable[[], Found | None], what: str) -> Found:
+        """Wait as long as a slow machine may take, but not longer than the whole story may.
 
-    def explain(self, name: str) -> str:
-        """Return the end of a host's own words."""
-        return (self.logs / f"{name}.log").read_text()[-600:]
+        Raises:
+            StackError: it never became true, with what everybody said.
+        """
+        left_s = max(1.0, min(WAIT_SECONDS, self._until - time.monotonic()))
+        try:
+            return wait_for(ask, what, left_s, every_s=0.5)
+        except StackError as error:
+            raise StackError(f"{what}: {error}\n{self.explain()}") from error
+
+    def explain(self) -> str:
+        """Return the end of what the hosts, their attempts and the server said."""
+        logs = [self.logs / f"{name}.log" for name in (*self.lab.hosts, "control", "ticker")]
+        for name in self.lab.hosts:
+            logs += sorted((self.folder / name / "attempts").glob("*/std*.log"))
+        ends = [f"{log}:\n{log.read_text()[-4000:]}" for log in logs if log.exists()]
+        return "\n".join([*ends, self._said("SAID", STATES)])
 
     def page(self, path: str) -> str:
         """Return a page as alice reads it, with plain spaces and apostrophes."""
         text = self.client("alice").get(path)
         return text.replace("\N{NO-BREAK SPACE}", " ").replace("&#x27;", "'")
 
-    def kill_a_rank(self, name: str, timeout_s: float = 60.0) -> int:
+    def kill_a_rank(self, name: str) -> int:
         """Kill a training process of a host, not torchrun, and return its number."""
-        rank = wait_for(
-            lambda: next(iter(self._ranks(name)), None), f"a rank on {name}", timeout_s
-        )
+        rank = self._wait(lambda: next(iter(self._ranks(name)), None), f"a rank on {name}")
         os.kill(rank, signal.SIGKILL)
         return rank
 
     def _ranks(self, name: str) -> list[int]:
-        folders = (self.folder / name / "attempts").glob("*")
-        found = [process.pid for folder in folders for process in marked(folder.name)]
+        found = [process.pid for folder in self._attempts(name) for process in marked(folder.name)]
         return [pid for pid in found if b"\0LOCAL_RANK=" in _environment(pid)]
 
     def marked_processes(self) -> list[int]:

@@ -30,9 +30,10 @@ def shrunk(site, lab):
     """The job, ended, while the third host is still cut off."""
     policy = {"on_lost_rank": "shrink", "min_hosts": 2}
     job = site.launch(training(time_budget_seconds=40, parallel=policy))
-    site.wait_for_steps("west", 20)
+    site.wait_for_steps("west", 0)
+    site.wait_for_checkpoint()
     lab.cut("west")
-    return job, site.wait_for(job, 300, state="succeeded")
+    return job, site.wait_for(job, state="succeeded")
 
 
 @pytest.fixture(scope="module")

@@ -180,7 +180,7 @@ def test_the_server_may_be_away_while_a_job_runs_and_ends(acceptor, serve):
         acceptor.is_away = True
         wait_for(lambda: procfs.marked(A1) == [])
         acceptor.is_away = False
-        wait_for(lambda: stored.has_exited, 30)
+        wait_for(lambda: stored.has_exited)
 
     assert [event.seq for event in stored.events] == list(range(1, len(stored.events) + 1))
 

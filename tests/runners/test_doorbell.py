@@ -187,7 +187,7 @@ def test_no_process_of_a_worker_outlives_its_killed_agent(
     agent.wait()
 
     assert len(theirs) >= 3
-    wait_for(lambda: not any(procfs.is_running(one.pid, one.start_ticks) for one in theirs), 20)
+    wait_for(lambda: not any(procfs.is_running(one.pid, one.start_ticks) for one in theirs))
 
 
 @pytest.mark.faults

@@ -144,4 +144,4 @@ def test_a_flushed_redis_gets_everything_again(
         client.flushall()
     write(attempts, A1, 0)
 
-    wait_for(lambda: is_whole(acceptor, A1, 300), 20)
+    wait_for(lambda: is_whole(acceptor, A1, 300))

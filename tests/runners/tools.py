@@ -24,7 +24,7 @@ from runners.supervision import procfs, record
 A1, A2 = f"a1-{os.getpid()}", f"a2-{os.getpid()}"
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 15.0) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Wait until something holds, and fail when it never does."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -83,7 +83,7 @@ class Attempts:
         self.wait(folder)
         return folder
 
-    def wait(self, folder: AttemptFolder, seconds: float = 15.0) -> None:
+    def wait(self, folder: AttemptFolder, seconds: float = 60.0) -> None:
         wait_for(lambda: folder.exit_record() and not record.is_locked(folder.lock), seconds)
 
     def reboot(self, folder: AttemptFolder) -> None:

@@ -117,7 +117,7 @@ class Host:
         return Finished(folder, 0, read_events(folder / "events.jsonl"), "")
 
     def finish(self, folder: Path, process: subprocess.Popen[str]) -> Finished:
-        _out, stderr = process.communicate(timeout=120)
+        _out, stderr = process.communicate(timeout=240)
         return Finished(folder, process.returncode, read_events(folder / "events.jsonl"), stderr)
 
 

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.slow]
 TOTAL = 3000
 BATCH = 25
 STALL_SECONDS = 0.5
-DEADLINE_SECONDS = 90
+DEADLINE_SECONDS = 240
 SET_UP = """
 import json
 from tests.webapp.conftest import claim, enrol, make_beat, make_job, make_microbench, _member
