@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -25,6 +26,12 @@ PROBLEMS = (
 )
 EXIT_PROBLEM = 1
 EXIT_BUSY = 75  # EX_TEMPFAIL: another agent is there already
+
+
+def run() -> int:
+    """Run the command that argv names; what it writes is closed to the machine's other users."""
+    os.umask(0o077)
+    return main()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -125,4 +132,4 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

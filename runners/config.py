@@ -1,5 +1,6 @@
 """The host's own folder: who it is (credential.json) and what it allows (config.json)."""
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -85,6 +86,14 @@ class HostDir:
         """Create the folders, closed to other users."""
         for folder in (self.path, self.attempts, self.models):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.is_open():  # somebody made it before
+            with contextlib.suppress(PermissionError):  # another user's: the doctor tells
+                self.path.chmod(0o700)
+
+    def is_open(self) -> bool:
+        """Return whether other users of the machine may look into the folder, or own it."""
+        found = self.path.stat()
+        return bool(found.st_mode & 0o077) or found.st_uid != os.getuid()
 
     def credential(self) -> Credential:
         """Return who this host is.

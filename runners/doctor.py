@@ -47,6 +47,8 @@ def _machine(host_dir: HostDir) -> Iterator[Check]:
         free >= needed,
         f"{free / 2**30:.1f} GiB free, {needed / 2**30:.1f} GiB needed for a new attempt",
     )
+    if host_dir.path.exists():
+        yield _folder(host_dir)
     versions = probe.package_versions()
     yield Check(
         "torch",
@@ -56,6 +58,13 @@ def _machine(host_dir: HostDir) -> Iterator[Check]:
     with probe.nvml() as library:
         gpus = [gpu.name for gpu in probe.gpu_facts(library)] if library else []
     yield Check("GPU", is_ok=True, words=", ".join(gpus) or "none: jobs run on the processor")
+
+
+def _folder(host_dir: HostDir) -> Check:
+    is_open = host_dir.is_open()
+    remedy = f"open to other users; make it yours alone: chmod 700 {host_dir.path}"
+    words = remedy if is_open else f"{host_dir.path} is closed to other users"
+    return Check("Folder", not is_open, words)
 
 
 def _enrolment(host_dir: HostDir) -> Iterator[Check]:

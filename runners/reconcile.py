@@ -202,7 +202,7 @@ class Reconciler:
             record.write_json(folder.spec, request.model_dump(mode="json"))
             folder.settle(refusal.reason, str(refusal))
             return
-        folder.output.mkdir(exist_ok=True)
+        folder.output.mkdir(mode=0o700, exist_ok=True)
         record.write_json(folder.path / record.LAUNCH, document)
         resolved = request.model_copy(update={"spec": spec})
         record.write_json(folder.spec, resolved.model_dump(mode="json"))

@@ -2,7 +2,7 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from webapp.hosts import adding, cordon_views, reaching, views, virtual
+from webapp.hosts import adding, cordon_views, reaching, same_machine, views, virtual
 
 HOST = "hosts/<slug:slug>/"
 DEVICE = f"{HOST}devices/<slug:device_id>/"
@@ -19,6 +19,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{HOST}recheck/", views.host_recheck, name="host-recheck"),
     path(f"{HOST}rotate/", views.host_rotation, name="host-rotation"),
     path(f"{HOST}address/", reaching.host_address, name="host-address"),
+    path(f"{HOST}apart/", same_machine.host_apart, name="host-apart"),
     path(f"{HOST}revoke/", views.host_revoke, name="host-revoke"),
     path(f"{HOST}maintenance/", cordon_views.host_maintenance, name="host-maintenance"),
     path(f"{HOST}retire/", cordon_views.host_retire, name="host-retire"),

@@ -15,6 +15,7 @@ from django.views.decorators.http import require_GET, require_POST
 from webapp.accounts.models import Role
 from webapp.accounts.roles import has_role, visible_or_404
 from webapp.core.units import clock
+from webapp.hosts.beside import hosts_beside
 from webapp.hosts.checks import clock_words, machine_words, open_checks
 from webapp.hosts.contact import Contact, contact_of, silent_seconds
 from webapp.hosts.cordons import devices_of
@@ -132,6 +133,7 @@ def host_detail(request: HttpRequest, slug: str) -> HttpResponse:
         "open_checks": open_checks(host),
         "clock_words": clock_words(host.clock_offset_ms or 0),
         "devices": devices_of(host, request.user),
+        "beside": hosts_beside(host, request.user),
         "is_operator": has_role(request.user, host.team, Role.OPERATOR),
     }
     context |= live_context(request, [f"host:{host.pk}", "jobs"])
@@ -149,6 +151,9 @@ def event_words(event: Event) -> str:
         what = {"device.cordoned": "cordoned", "device.uncordoned": "given free"}[event.kind]
         reason = f": {event.detail['reason']}" if event.detail.get("reason") else ""
         return f"{event.detail.get('device', 'A device')} {what}{reason}"
+    if event.kind in {"host.told_apart", "host.told_together"}:
+        verb = "Another machine than" if event.kind == "host.told_apart" else "One machine with"
+        return f"{verb} {event.detail.get('other', 'another host')}"
     return event.kind.partition(".")[2].replace("_", " ").capitalize()
 
 

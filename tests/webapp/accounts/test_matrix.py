@@ -116,6 +116,7 @@ RULES = {
     "hosts/<slug:slug>/recheck/": OPERATE,
     "hosts/<slug:slug>/rotate/": OPERATE,
     "hosts/<slug:slug>/address/": OPERATE,
+    "hosts/<slug:slug>/apart/": OPERATE,
     "docs/": PAGE,
     "docs/<path:page>": PAGE,
     "api/v1/docs": PAGE,
