@@ -39,6 +39,16 @@ def test_methods_and_nested_functions_are_found(tmp_path):
     assert {found.name for found in taken.functions(["webapp/a.py"])} == {"method", "inner"}
 
 
+def test_blank_lines_and_comments_are_neither_code_nor_tests(tmp_path):
+    filled = "def test_f():\n    assert True  # counts\n"
+    files = {"manage.py": filled, "tests/test_a.py": f"# about\n\n\n{filled}\n    # why\n"}
+
+    figures = census.report(tree(tmp_path, files))
+
+    assert (figures["code lines"], figures["test lines"]) == (2, 2)
+    assert figures["test/code ratio"] == 1.0
+
+
 def test_the_report_relates_tests_to_code(tmp_path):
     code = "def f(a: int) -> int:\n    return a\n"
     files = {
