@@ -28,10 +28,7 @@ ORIGINAL = "Evaluating the original"
 
 def work(job: Job) -> None:
     """Run one benchmark attempt."""
-    spec = job.spec
-    if not isinstance(spec, BenchmarkSpec):
-        msg = f"kind '{spec.kind}' is not 'benchmark'"
-        raise BadInputError(msg)
+    spec = job.spec_of(BenchmarkSpec)
     preload_library(spec.weight_dtype)
     with gpu_telemetry(job.emitter):
         stages = Stages(job.emitter, _stage_shares(job, spec))

@@ -39,9 +39,7 @@ def main() -> None:
 
 def rehearse(job: Job) -> None:
     """Do the steps, then end as asked."""
-    spec = job.spec
-    if not isinstance(spec, DrillSpec):
-        raise TypeError(f"kind '{spec.kind}' is not 'drill'")
+    spec = job.spec_of(DrillSpec)
     _obey_stop(job, spec)
     for _ in range(spec.daemons):
         subprocess.run([sys.executable, "-S", "-c", DAEMON], check=True)

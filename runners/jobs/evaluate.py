@@ -47,10 +47,7 @@ class Judgement:
 
 def work(job: Job) -> None:
     """Run one evaluation attempt."""
-    spec = job.spec
-    if not isinstance(spec, EvaluateSpec):
-        msg = f"kind '{spec.kind}' is not 'evaluate'"
-        raise BadInputError(msg)
+    spec = job.spec_of(EvaluateSpec)
     preload_library(spec.weight_dtype)
     with gpu_telemetry(job.emitter):
         stages = Stages(job.emitter, {LOADING: 1.0, JUDGING: 6.0})

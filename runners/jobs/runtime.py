@@ -8,8 +8,9 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from runners.jobs.events import Emitter
 from runners.jobspec import JobSpec
@@ -18,6 +19,7 @@ from runners.messages import RunRequest
 HOST_DIR_VARIABLE = "SLIPWAY_HOST_DIR"
 EXIT_BAD_INPUT = 3
 PEERS_STOP_SECONDS = 30.0  # a stop reaches the hosts of a job one after the other
+Spec = TypeVar("Spec", bound=BaseModel)
 
 
 class BadInputError(Exception):
@@ -46,6 +48,14 @@ class Job:
     def spec(self) -> JobSpec:
         """Return what the job was asked to do."""
         return self.request.spec
+
+    def spec_of(self, kind: type[Spec]) -> Spec:
+        """Return the spec as one of a kind; raise BadInputError when it is of another."""
+        spec = self.spec
+        if not isinstance(spec, kind):
+            msg = f"kind '{spec.kind}' is not '{kind.model_fields['kind'].default}'"
+            raise BadInputError(msg)
+        return spec
 
     @property
     def checkpoint_dir(self) -> Path:

@@ -43,10 +43,7 @@ FINAL_EVALUATION_TOKENS = 8192  # as the other jobs take by default: their figur
 def work(job: Job) -> None:
     """Run one training attempt from text to published model."""
     checkpoint_on_sigterm(job)
-    spec = job.spec
-    if not isinstance(spec, TrainSpec):
-        msg = f"kind '{spec.kind}' is not 'train'"
-        raise BadInputError(msg)
+    spec = job.spec_of(TrainSpec)
     with gpu_telemetry(job.emitter):
         try:
             with joined_ranks(job, spec.parallel) as ranks:

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from webapp.charts.catalog import ChartSpec
 from webapp.charts.figures import ORIGIN_MS, Figure, Series, template
-from webapp.charts.svg import clock, drawing
+from webapp.charts.plotted import Plotted, so_far
+from webapp.charts.svg import clock
 from webapp.compare.jobs import Side
 from webapp.core.display import quantity
 from webapp.jobs.plots import Drawn
@@ -35,36 +35,22 @@ class Line:
         return self.drawn.series
 
 
-@dataclass(frozen=True)
-class Overlay:
+@dataclass(frozen=True, kw_only=True)
+class Overlay(Plotted):
     """One metric of all jobs that reported it."""
 
-    chart: ChartSpec
     lines: tuple[Line, ...]
-    figure: Figure
-
-    @property
-    def element_id(self) -> str:
-        """Return the id of the JSON element that carries the figure."""
-        return f"figure-{self.chart.key}"
-
-    @property
-    def picture(self) -> dict[str, Any]:
-        """Return the parts of the inline SVG."""
-        return drawing(self.figure)
 
     @property
     def words(self) -> str:
         """Return what each job reached, for those who cannot see the chart."""
         unit = self.chart.unit
-        said = []
-        for line in self.lines:
-            values = sorted(line.series.known)
-            is_peak = unit == "bytes"
-            value = values[-1] if is_peak else values[len(values) // 2]
-            kind = "peak" if is_peak else "median"
-            said.append(f"{line.side.letter}: {kind} {quantity(value, unit)}")
-        return " · ".join(said)
+        is_peak = unit == "bytes"
+        kind = "peak" if is_peak else "median"
+        return " · ".join(
+            f"{line.side.letter}: {kind} {quantity(so_far(line.series, is_peak=is_peak), unit)}"
+            for line in self.lines
+        )
 
     @property
     def twin(self) -> list[tuple[str, list[str]]]:
@@ -97,7 +83,7 @@ def overlays(sides: list[Side], drawn: list[list[Drawn]]) -> list[Overlay]:
                 specs.setdefault(each.chart.key, each.chart)
                 lines.setdefault(each.chart.key, []).append(Line(side, each))
     return [
-        Overlay(specs[key], tuple(found), overlay(specs[key], found))
+        Overlay(chart=specs[key], lines=tuple(found), figure=overlay(specs[key], found))
         for key, found in lines.items()
         if len(found) >= FEWEST_LINES
     ]

@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from webapp.charts.catalog import ChartSpec, charts_for
-from webapp.charts.figures import MAX_POINTS, Figure, Prediction, Series, figure, verdict
-from webapp.charts.svg import clock, drawing
+from webapp.charts.figures import MAX_POINTS, Prediction, Series, figure, verdict
+from webapp.charts.plotted import Plotted, so_far
+from webapp.charts.svg import clock
 from webapp.core.clock import now_ms
 from webapp.core.display import quantity
 from webapp.jobs.figures import predictions
@@ -21,25 +21,13 @@ TABLE_ROWS = 24
 GAP_MS = 6_000  # several periods of every metric: a longer silence is drawn as one
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """One chart of a job: its figure, its picture without JavaScript, its words and its table."""
+@dataclass(frozen=True, kw_only=True)
+class Drawn(Plotted):
+    """One chart of a job, with its words and its table."""
 
-    chart: ChartSpec
     series: Series
     prediction: Prediction | None
-    figure: Figure
     words: str
-
-    @property
-    def element_id(self) -> str:
-        """Return the id of the JSON element that carries the figure."""
-        return f"figure-{self.chart.key}"
-
-    @property
-    def picture(self) -> dict[str, Any]:
-        """Return the parts of the inline SVG."""
-        return drawing(self.figure)
 
     @property
     def rows(self) -> list[tuple[str, str]]:
@@ -101,7 +89,8 @@ def _draw(
 ) -> Drawn:
     prediction = said.get(chart.predicted)
     drawn = figure(chart, series, start_ms=span[0], end_ms=span[1], prediction=prediction)
-    return Drawn(chart, series, prediction, drawn, verdict(chart, series, prediction))
+    words = verdict(chart, series, prediction)
+    return Drawn(chart=chart, figure=drawn, series=series, prediction=prediction, words=words)
 
 
 def span_ms(job: Job, series: Iterable[Series] = ()) -> tuple[int, int]:
@@ -124,7 +113,7 @@ def _ms(instant: datetime) -> int:
 def latest_values(job: Job, drawn: Iterable[Drawn]) -> dict[str, float]:
     """Return what a running job measured so far, by the names of the prediction."""
     found = {
-        each.chart.predicted: _so_far(each.series, is_peak=each.chart.unit == "bytes")
+        each.chart.predicted: so_far(each.series, is_peak=each.chart.unit == "bytes")
         for each in drawn
         if each.chart.predicted and each.series.known
     }
@@ -132,10 +121,5 @@ def latest_values(job: Job, drawn: Iterable[Drawn]) -> dict[str, float]:
     if job.current_attempt and rest:
         stored = read_series(job.current_attempt.pk, rest, points=MAX_POINTS)
         known = [series for each in stored if (series := series_of(each)).known]
-        found |= {series.metric: _so_far(series, is_peak=False) for series in known}
+        found |= {series.metric: so_far(series, is_peak=False) for series in known}
     return found
-
-
-def _so_far(series: Series, *, is_peak: bool) -> float:
-    values = sorted(series.known)
-    return values[-1] if is_peak else values[len(values) // 2]

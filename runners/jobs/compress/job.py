@@ -73,7 +73,7 @@ class ReloadError(Exception):
 
 def work(job: Job) -> None:
     """Run one compression attempt from original to judged artefact."""
-    spec = compress_spec(job)
+    spec = job.spec_of(CompressSpec)
     source = source_folder(job, spec)
     preload_library(spec.weight_dtype, is_layerwise=spec.is_layerwise)
     saved = job.scratch_dir() / "compressed"
@@ -102,14 +102,6 @@ def _run(job: Job, spec: CompressSpec, source: Path, saved: Path) -> None:
     after = run_isolated(job, partial(assess_folder, saved, spec.weight_dtype, stages))
     check_reload(after.perplexity, compressed.perplexity)
     _publish(job, Outcome(source, saved, original, after, compressed))
-
-
-def compress_spec(job: Job) -> CompressSpec:
-    """Return the job's spec; raise BadInputError when it is of another kind."""
-    if not isinstance(job.spec, CompressSpec):
-        msg = f"kind '{job.spec.kind}' is not 'compress'"
-        raise BadInputError(msg)
-    return job.spec
 
 
 def source_folder(job: Job, spec: CompressSpec) -> Path:
@@ -145,7 +137,7 @@ def check_reload(reloaded: Perplexity | None, in_memory: Perplexity) -> None:
 
 def assess_folder(folder: Path, dtype: WeightDtype, stages: Stages, job: Job) -> Assessment:
     """Return the figures of the folder's model, held as ``dtype``."""
-    spec = compress_spec(job)
+    spec = job.spec_of(CompressSpec)
     meter = PeakMeter(pick_device())
     loaded = _load(folder, dtype)
     workload = Workload(1, spec.prompt_tokens, spec.output_tokens, spec.seed)
@@ -154,7 +146,7 @@ def assess_folder(folder: Path, dtype: WeightDtype, stages: Stages, job: Job) ->
 
 
 def _by_library(source: Path, target: Path, stages: Stages, job: Job) -> Compressed:
-    spec = compress_spec(job)
+    spec = job.spec_of(CompressSpec)
     loaded = _load(source, spec.weight_dtype)
     tokenizer = require_tokenizer(loaded, "perplexity")
     ids = held_out_ids(job, loaded)
@@ -176,7 +168,7 @@ def _load(folder: Path, dtype: WeightDtype) -> LoadedModel:
 
 
 def _publish(job: Job, outcome: Outcome) -> None:
-    spec = compress_spec(job)
+    spec = job.spec_of(CompressSpec)
     measured = outcome.measured()
     notes = _notes(spec, outcome.after)
     settings = {"weight_dtype": spec.weight_dtype, "method": spec.method, "how": notes["method"]}

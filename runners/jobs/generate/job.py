@@ -34,7 +34,6 @@ from runners.jobs.loading import (
 )
 from runners.jobs.memory import PeakMeter, terms_held
 from runners.jobs.runtime import (
-    BadInputError,
     Job,
     checkpoint_on_sigterm,
     end_by_sigterm,
@@ -52,10 +51,7 @@ STAGE_SHARES = {LOADING: 1.0, GENERATING: 9.0}
 def work(job: Job) -> None:
     """Run one generation attempt."""
     checkpoint_on_sigterm(job)
-    spec = job.spec
-    if not isinstance(spec, GenerateSpec):
-        msg = f"kind '{spec.kind}' is not 'generate'"
-        raise BadInputError(msg)
+    spec = job.spec_of(GenerateSpec)
     texts = read_texts(job, spec.prompts)
     preload_library(spec.weight_dtype)
     with gpu_telemetry(job.emitter):
