@@ -59,6 +59,23 @@ ABILITIES: dict[str, Ability] = {
     "sparsegpt": Ability("compress", OWN, _RELOADS),
     "awq": Ability("compress", OWN, _RELOADS),
     "fptq_w4a8": Ability("compress", OWN, _RELOADS),
+    "norm_tweaking": Ability(
+        "compress",
+        OWN,
+        f"{_COMPRESS}/test_tweaking_norms.py::"
+        "test_norms_bring_the_outputs_distribution_nearer_to_that_before",
+    ),
+    "finequant": Ability("compress", OWN, _RELOADS),
+    "fp8": Ability(
+        "compress",
+        "torchao",
+        f"{_COMPRESS}/test_fp8_job.py::test_matrices_take_a_byte_a_weight_and_a_scale_a_row",
+    ),
+    "llm_pruner": Ability(
+        "compress",
+        OWN,
+        f"{_COMPRESS}/test_cutting_structure.py::test_the_folder_is_a_smaller_model_of_one_shape",
+    ),
     "turbotransformers": Ability(
         "generate",
         OWN,

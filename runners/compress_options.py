@@ -4,20 +4,28 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, PositiveInt
 
-WeightDtype = Literal["fp32", "bf16", "fp16", "int8", "int4"]
+WeightDtype = Literal["fp32", "bf16", "fp16", "fp8", "int8", "int4"]
 NF4_BLOCK = 64  # weights per scale, fixed by bitsandbytes
 NF4_BITS = 4
 CompressMethod = Literal[
-    "bf16", "int8", "nf4", "rtn", "gptq", "quantease", "awq", "smoothquant", "fptq",
-    "magnitude", "wanda", "sparsegpt",
+    "bf16", "int8", "fp8", "nf4", "rtn", "gptq", "quantease", "awq", "smoothquant", "fptq",
+    "norm_tweaking", "finequant", "magnitude", "wanda", "sparsegpt", "llm_pruner",
 ]  # fmt: skip
 # torchao and bitsandbytes, the whole model at once
-LIBRARY_DTYPES: dict[str, WeightDtype] = {"bf16": "bf16", "int8": "int8", "nf4": "int4"}
+LIBRARY_DTYPES: dict[str, WeightDtype] = {
+    "bf16": "bf16",
+    "int8": "int8",
+    "fp8": "fp8",
+    "nf4": "int4",
+}
+STRUCTURAL_METHODS = ("llm_pruner",)  # need the gradients of the whole model
 PRUNING_METHODS = ("magnitude", "wanda", "sparsegpt")
+SELF_SIZED_METHODS = ("finequant",)  # groups of a matrix's own, no smaller than the group size
 ROW_METHODS = ("smoothquant",)  # one scale a row, whatever the group size
 FOLDING_METHODS = ("awq", "smoothquant", "fptq")  # scales move into the norms before
 INT8_INPUT_METHODS = ("smoothquant", "fptq")  # each token's activations round to 8 bits
 ROW_BITS = 8
+PATTERN_BLOCK = 4  # of 2:4: two of each four weights that lie side by side in a row stay
 
 
 class CompressOptions(BaseModel):
@@ -25,7 +33,9 @@ class CompressOptions(BaseModel):
 
     ``bits`` and ``group_size`` are of the methods that round to codes, ``sparsity`` and
     ``pattern`` of those that prune. QuantEase keeps ``outlier_share`` of the weights in 16 bit;
-    SmoothQuant moves the share ``smoothing`` of the activations' spread into the weights.
+    SmoothQuant moves the share ``smoothing`` of the activations' spread into the weights, norm
+    tweaking goes ``tweak_passes`` times over the text, and FineQuant halves a matrix's groups
+    while that takes ``least_gain`` of its error away.
     """
 
     method: CompressMethod = "int8"
@@ -35,6 +45,9 @@ class CompressOptions(BaseModel):
     damping: float = Field(default=0.01, gt=0.0, le=1.0)  # of the Hessian's mean diagonal
     outlier_share: float = Field(default=0.0, ge=0.0, le=0.1)
     smoothing: float = Field(default=0.5, ge=0.0, le=1.0)
+    tweak_passes: PositiveInt = Field(default=4, le=100)
+    tweak_learning_rate: float = Field(default=1e-3, gt=0.0, le=0.1)
+    least_gain: float = Field(default=0.15, gt=0.0, lt=1.0)
     sparsity: float = Field(default=0.5, gt=0.0, lt=1.0)
     pattern: Literal["unstructured", "2:4"] = "unstructured"
     calibration_tokens: PositiveInt = Field(default=16_384, le=10_000_000)
@@ -43,7 +56,12 @@ class CompressOptions(BaseModel):
     @property
     def is_layerwise(self) -> bool:
         """Return whether our own engine compresses it layer by layer."""
-        return self.method not in LIBRARY_DTYPES
+        return self.method not in LIBRARY_DTYPES and not self.is_structural
+
+    @property
+    def is_structural(self) -> bool:
+        """Return whether whole heads and channels go, so that a smaller model is left."""
+        return self.method in STRUCTURAL_METHODS
 
     @property
     def has_codes(self) -> bool:
@@ -54,6 +72,13 @@ class CompressOptions(BaseModel):
     def has_groups(self) -> bool:
         """Return whether groups of ``group_size`` weights share a scale."""
         return self.has_codes and self.method not in ROW_METHODS
+
+    @property
+    def row_divisor(self) -> int:
+        """Return what must divide a matrix's row."""
+        if self.has_groups:
+            return 1 if self.method in SELF_SIZED_METHODS else self.group_size
+        return PATTERN_BLOCK if self.pattern == "2:4" else 1
 
     @property
     def is_packed(self) -> bool:
@@ -83,8 +108,22 @@ class CompressOptions(BaseModel):
         return "bf16" if self.is_layerwise else self.weight_dtype
 
     @property
+    def foreseen(self) -> tuple[tuple[str, WeightDtype], ...]:
+        """Return the prefixes of measured phases that a planner can foresee, and their formats.
+
+        What a model of fewer heads does, or one whose activations are rounded by a reader's own
+        way, it cannot.
+        """
+        original: tuple[str, WeightDtype] = ("original_", "bf16")
+        if self.is_structural or self.rounds_inputs:
+            return (original,)
+        return (original, ("", self.held_dtype))
+
+    @property
     def title(self) -> str:
         """Return the method in a few words, as a model's name has them."""
+        if self.is_structural:
+            return f"{self.method} {self.sparsity:.0%}"
         if not self.is_layerwise:
             return self.weight_dtype
         if self.has_codes:
@@ -96,12 +135,14 @@ class CompressOptions(BaseModel):
     @property
     def settings(self) -> dict[str, str]:
         """Return what the method was told, as a card shows it; nothing that it does not read."""
-        if not self.is_layerwise:
+        if self.method in LIBRARY_DTYPES:
             return {}
         told: dict[str, object] = {"calibration_tokens": self.calibration_tokens}
         if self.has_codes:
             told |= {"bits": self.code_bits}
             told |= {"group_size": self.group_size} if self.has_groups else {}
+        elif self.is_structural:
+            told |= {"sparsity": self.sparsity}
         else:
             told |= {"pattern": self.pattern}
             told |= {"sparsity": self.sparsity} if self.pattern == "unstructured" else {}
@@ -115,4 +156,10 @@ class CompressOptions(BaseModel):
 READ_BY = {
     "gptq": (("act_order", "is_act_ordered"), ("damping", "damping")),
     "smoothquant": (("smoothing", "smoothing"),),
+    "norm_tweaking": (
+        ("damping", "damping"),
+        ("tweak_passes", "tweak_passes"),
+        ("tweak_learning_rate", "tweak_learning_rate"),
+    ),
+    "finequant": (("least_gain", "least_gain"),),
 }

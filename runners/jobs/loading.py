@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from torchao.quantization import Int8WeightOnlyConfig
+from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -41,7 +41,7 @@ from runners.jobspec import (
 
 MODEL_ROOTS_VARIABLE = "SLIPWAY_MODEL_ROOTS"
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-QUANTISED: tuple[WeightDtype, ...] = ("int8", "int4")
+QUANTISED: tuple[WeightDtype, ...] = ("int8", "fp8", "int4")
 CODE_FORMATS = ("pack-quantized", "int-quantized")
 PACKED_INT4_BITS = 4  # 3 and 2 bits count as int4: narrower ones have no name of their own
 BASE_DTYPE = torch.bfloat16  # what stays unquantised beside int8 and int4 matrices
@@ -53,6 +53,8 @@ LIBRARY_NAMES = {
 DERIVED_FIELDS = {"falcon": ("head_dim",)}
 HOW_QUANTISED = {
     "int8": "torchao Int8WeightOnlyConfig: one scale per output row; lm_head and embedding bf16",
+    "fp8": "torchao Float8WeightOnlyConfig: e4m3, one scale per output row; products in bf16; "
+    "lm_head and embedding bf16",
     "int4": "bitsandbytes nf4: packed 4 bit, one scale per 64 weights; lm_head and embedding bf16",
 }
 
@@ -181,7 +183,7 @@ def stored_quantisation(folder: Path) -> WeightDtype | None:
         return None
     method = quantisation.get("quant_method")
     if method == "torchao":
-        return "int8"
+        return "fp8" if "Float8" in str(quantisation.get("quant_type")) else "int8"
     if method == "bitsandbytes" and quantisation.get("load_in_4bit"):
         return "int4"
     if method == "compressed-tensors" and quantisation.get("format") in CODE_FORMATS:
@@ -320,6 +322,8 @@ def _load_random(
 def _quantisation_config(dtype: WeightDtype) -> TorchAoConfig | BitsAndBytesConfig:
     if dtype == "int8":
         return TorchAoConfig(Int8WeightOnlyConfig())
+    if dtype == "fp8":
+        return TorchAoConfig(Float8WeightOnlyConfig())
     return BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=BASE_DTYPE
     )

@@ -31,7 +31,6 @@ from webapp.jobs.models import Job, JobState, Measurement
 
 log = structlog.get_logger(__name__)
 MAX_JOBS = 50
-ORIGINAL_PREFIX = "original_"
 WHOLE_BATCHES = ("given", "sorted")
 PLANNER_NAMES = {
     "ttft_seconds": "ttft_seconds",
@@ -114,7 +113,7 @@ def questions_of(job: Job) -> Iterator[Question]:
         if is_as_planned(spec):
             yield Question(_ask(request, request.workload, strategy), "")
     elif isinstance(spec, CompressSpec):
-        for prefix, dtype in ((ORIGINAL_PREFIX, "bf16"), ("", spec.held_dtype)):
+        for prefix, dtype in spec.foreseen:
             stored = Strategy.model_validate({"weight_dtype": dtype})
             yield Question(_ask(request, _generation(spec, 1), stored), prefix)
 

@@ -12,7 +12,6 @@ from django.contrib.auth.models import User
 from planner.catalog.models import get_entry
 from planner.catalog.reading import data_text
 from planner.specs.plan import PlannedStrategy
-from runners.compress_options import CompressMethod
 from runners.jobspec import (
     ArtefactModel,
     BenchmarkSpec,
@@ -30,6 +29,7 @@ from webapp.jobs.models import Job
 from webapp.jobs.services import job_create, job_submit
 from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
+from webapp.plans.compressing import compress_spec
 from webapp.plans.errors import DraftProblem
 from webapp.plans.generating import generate_spec, is_weights_only, streaming_of
 from webapp.plans.models import Plan
@@ -39,22 +39,11 @@ from webapp.plans.questions import Question, draft_shape, question_of
 from webapp.plans.serving import EndpointWish, serve_spec
 from webapp.plans.sharing import Spread, check_model, policy_of, spread_of
 from webapp.plans.wishes import NOTHING_MORE, Wish, quota_note
-from webapp.plans.words import METHOD_WORDS, model_words, plan_title
+from webapp.plans.words import model_words, plan_title
 
 Draft = dict[str, Any]
 RUNNABLE_DTYPES = ("fp32", "bf16", "fp16", "int8", "int4")
 COMPUTE_DTYPES = ("fp32", "bf16", "fp16")
-# The planner's name of a method -> what a job runs, where one does.
-COMPRESS_METHODS: dict[str, CompressMethod] = {
-    "int8_weight_only": "int8",
-    "int4_weight_only": "nf4",
-    "nf4": "nf4",
-    "gptq": "gptq",
-    "quantease": "quantease",
-    "awq": "awq",
-    "fptq": "fptq",
-    "sparsegpt": "sparsegpt",
-}
 TRAINING_SHARE = 3  # a run may take this much longer than its budget for what surrounds it
 GRACE_SECONDS = 900.0
 
@@ -304,18 +293,9 @@ def _needs_weights(model: ModelRef, verb: str) -> None:
 
 
 def _compress_spec(draft: Draft, model: ModelRef) -> CompressSpec:
-    values = draft["workload"]["compress"]
-    method = COMPRESS_METHODS.get(values["method"])
-    if method is None:
-        runs = ", ".join(METHOD_WORDS[name] for name in COMPRESS_METHODS)
-        raise DraftProblem(
-            f"{METHOD_WORDS[values['method']]} is planned but does not run yet. Choose one that "
-            f"does: {runs}.",
-            "method",
-        )
+    spec = compress_spec(draft, model)
     _needs_weights(model, "Compressing")
-    fields = {"method": method, "group_size": values["group_size"]}
-    return CompressSpec.model_validate({"model": model, **fields})
+    return spec
 
 
 def _benchmark_spec(draft: Draft, model: ModelRef, best: PlannedStrategy) -> BenchmarkSpec:

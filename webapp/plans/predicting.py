@@ -53,7 +53,7 @@ def prediction_of(
     if isinstance(spec, EvaluateSpec):
         return {}
     found: dict[str, dict[str, Any]] = {}
-    for prefix, dtype in (("original_", "bf16"), ("", spec.held_dtype)):
+    for prefix, dtype in spec.foreseen:
         tokens = (spec.prompt_tokens, spec.output_tokens)
         estimate = estimate_generation(question.request, dtype, *tokens)
         if estimate is not None:

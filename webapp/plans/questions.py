@@ -23,6 +23,7 @@ from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
 from webapp.modelhub.shapes import catalog_shape, shape_of
 from webapp.plans.completeness import refuse_incomplete
+from webapp.plans.compressing import CODED_METHODS, bits_of
 from webapp.plans.errors import DraftProblem
 from webapp.plans.models import Plan
 from webapp.plans.sharing import TRAININGS, WHOLE_COPIES, cluster_for_pool, pool_of
@@ -31,7 +32,7 @@ Draft = dict[str, Any]
 
 SLO_SECONDS = {"chat": (1.0, 0.05), "code": (0.5, 0.03)}  # first token, each further token
 GROUPED_BITS = 4
-BITS = {"int8_weight_only": 8, "sparsegpt": 16}
+BITS = {"int8_weight_only": 8, "sparsegpt": 16, "llm_pruner": 16}
 # Hardware that is only thought of is planned with the engine that people run there.
 GENERATE_FIELDS = ("batch_size", "input_tokens", "output_tokens")  # what the planner asks
 CATALOG_ENGINES = {"serve": "vllm", "generate": "vllm"}
@@ -199,9 +200,10 @@ def _train(goal: str, values: dict[str, Any]) -> TrainWorkload:
 
 def _compress(values: dict[str, Any]) -> CompressWorkload:
     method = values["method"]
-    bits = BITS.get(method, GROUPED_BITS)
-    group_size = values["group_size"] if bits == GROUPED_BITS else None
-    return CompressWorkload(method=method, bits=bits, group_size=group_size)
+    if method in BITS:
+        return CompressWorkload(method=method, bits=BITS[method])
+    bits = bits_of(values) if method in CODED_METHODS else GROUPED_BITS
+    return CompressWorkload(method=method, bits=bits, group_size=values["group_size"])
 
 
 def _pins(draft: Draft, *, is_pool: bool) -> Strategy:

@@ -28,6 +28,9 @@ METHOD_WORDS = {
     "quantease": "QuantEase",
     "awq": "AWQ",
     "fptq": "FPTQ",
+    "norm_tweaking": "norm tweaking",
+    "finequant": "FineQuant",
+    "llm_pruner": "LLM-Pruner",
     "autoround": "AutoRound",
     "sparsegpt": "SparseGPT",
 }

@@ -44,7 +44,12 @@ WORKLOADS: dict[str, dict[str, Any]] = {
         "time_budget_minutes": 2.0,
         "million_tokens": None,
     },
-    "compress": {"method": "int8_weight_only", "group_size": 64},
+    "compress": {
+        "method": "int8_weight_only",
+        "bits": 4,
+        "group_size": 64,
+        "sparsity": "50",
+    },
 }
 
 

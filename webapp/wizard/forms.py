@@ -11,6 +11,7 @@ from planner.errors import PlannerError
 from webapp.core.wording import sentence
 from webapp.hosts.models import Host, Pool
 from webapp.modelhub.models import TeamModel
+from webapp.plans.compressing import PATTERN
 from webapp.wizard.fields import (
     ConfigJson,
     DecimalNumber,
@@ -56,11 +57,22 @@ COMPRESSIONS = [
     ("int8_weight_only", "8-bit whole numbers, weights only"),
     ("int4_weight_only", "4-bit whole numbers in groups, weights only"),
     ("nf4", "4-bit NormalFloat"),
-    ("gptq", "GPTQ, 4 bit"),
-    ("quantease", "QuantEase, 4 bit"),
-    ("awq", "AWQ, 4 bit"),
-    ("fptq", "FPTQ, 4 bit weights and 8 bit activations"),
-    ("sparsegpt", "SparseGPT, half of the weights"),
+    ("gptq", "GPTQ: error passed on, column by column"),
+    ("norm_tweaking", "Norm tweaking: GPTQ, then norms re-fitted; for 2 and 3 bits"),
+    ("quantease", "QuantEase: coordinate descent"),
+    ("awq", "AWQ: large inputs scaled up before rounding"),
+    ("finequant", "FineQuant: groups as coarse as each matrix allows"),
+    ("fptq", "FPTQ: 8-bit activations as well"),
+    ("sparsegpt", "SparseGPT: single weights to zero"),
+    ("llm_pruner", "LLM-Pruner: whole heads and channels removed"),
+]
+CODE_BITS = [(str(bits), f"{bits} bits") for bits in (4, 3, 2, 8)]
+SPARSITIES = [
+    ("50", "Half"),
+    ("20", "A fifth"),
+    ("30", "30 per cent"),
+    ("60", "60 per cent"),
+    (PATTERN, "Two of each four weights"),
 ]
 BATCHINGS = [
     ("given", "In the order of the prompts"),
@@ -275,7 +287,28 @@ class CompressForm(StepForm):
     """Smaller weights."""
 
     method = forms.ChoiceField(label="Method", choices=COMPRESSIONS)
-    group_size = WholeNumber("Group size", 8, 4096, "Weights that share one scale, for 4 bit")
+    bits = forms.TypedChoiceField(
+        label="Bits",
+        choices=CODE_BITS,
+        coerce=int,
+        required=False,
+        empty_value=None,
+        help_text="For the methods from GPTQ to FPTQ; empty means 4",
+    )
+    group_size = WholeNumber("Group size", 8, 4096, "Weights that share one scale")
+    sparsity = forms.ChoiceField(
+        label="What goes",
+        choices=SPARSITIES,
+        required=False,
+        help_text="For SparseGPT and LLM-Pruner; empty means half",
+    )
+
+    def clean(self) -> dict[str, Any]:
+        """Refuse a pattern of single weights where whole channels go."""
+        values = super().clean() or self.cleaned_data
+        if values.get("method") == "llm_pruner" and values.get("sparsity") == PATTERN:
+            self.add_error("sparsity", "LLM-Pruner removes whole heads. Choose a share.")
+        return values
 
 
 class HardwareForm(StepForm):

@@ -17,6 +17,7 @@ from runners.jobs.compress.activations import rounded_inputs
 from runners.jobs.compress.grid import Codes, Grid
 from runners.jobs.compress.layers import SEQUENCES_AT_ONCE, Extra, Hidden, LayerwiseModel
 from runners.jobs.compress.methods import METHODS, PREPARATIONS
+from runners.jobs.compress.norms import Passage, tweak_norms
 from runners.jobs.compress.results import Tensors, decoded, format_config, tensors_of
 from runners.jobs.compress.statistics import InputStatistics, output_error
 from runners.jobs.compress.store import AROUND, LayerStore
@@ -116,6 +117,7 @@ class Engine:
         seen = self._statistics(index, streams)
         figures = {"weight_error": 0.0, "compressed_bytes": 0.0, "original_matrix_bytes": 0.0}
         tensors: Tensors = {}
+        passage = self._passage(index, streams)
         prepare = PREPARATIONS.get(self.spec.method)
         if prepare is not None:
             prepare(self.model.layers[index], self.model.linears(index), seen, self.spec)
@@ -131,9 +133,26 @@ class Engine:
                 self.grids[self.model.name_of(index, name)] = matrix.grid
             own = tensors_of(matrix, self.spec)
             tensors |= {self.model.name_of(index, f"{name}.{key}"): t for key, t in own.items()}
+        if passage is not None:
+            figures |= self._tweak(index, passage)
         tensors |= self._rest_of(index)
         figures["layer_seconds"] = time.monotonic() - began
         return tensors, figures
+
+    def _passage(self, index: int, streams: _Streams) -> Passage | None:
+        """Return what the layer makes of the text as floats, where its norms are to follow."""
+        if self.spec.method != "norm_tweaking":
+            return None
+        wanted = self._run(index, streams.calibration, streams.extras)
+        return Passage(streams.calibration, streams.extras[index], wanted)
+
+    def _tweak(self, index: int, passage: Passage) -> dict[str, float]:
+        return tweak_norms(
+            self.model.layers[index],
+            passage,
+            passes=self.spec.tweak_passes,
+            learning_rate=self.spec.tweak_learning_rate,
+        )
 
     def _statistics(self, index: int, streams: _Streams) -> dict[str, InputStatistics]:
         linears = self.model.linears(index)

@@ -31,12 +31,12 @@ class Fold:
     readers: tuple[str, ...]
 
 
-def check_foldable(model_type: str, method: str) -> None:
+def check_shape_known(model_type: str, what_is_done_to: str) -> None:
     """Raise BadInputError for a model whose layers are built in another way."""
     if model_type not in FOLDABLE:
         msg = (
-            f"{method} moves scales into the norms of {', '.join(FOLDABLE)} layers, and this "
-            f"model is of type '{model_type}'; choose gptq or quantease for it"
+            f"{what_is_done_to} {', '.join(FOLDABLE)} layers, and this model is of type "
+            f"'{model_type}'; choose gptq or quantease for it"
         )
         raise BadInputError(msg)
 

@@ -6,29 +6,26 @@ held-out text as the model in memory did.
 
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from runners.compress_options import NF4_BLOCK, WeightDtype
 from runners.jobs.artefacts import card_text, publish_model, weight_file_bytes
-from runners.jobs.assessment import Assessment, Sampling, assess, held_out_ids
+from runners.jobs.assessment import Assessment, Sampling, assess
 from runners.jobs.compress.engine import Compressed
 from runners.jobs.compress.layerwise import check_folder, compress_folder
 from runners.jobs.compress.results import format_of
-from runners.jobs.evaluation import Perplexity, evaluate, perplexity_ratio
+from runners.jobs.compress.whole_model import by_library, by_structure, check_structure, load_whole
+from runners.jobs.evaluation import Perplexity, perplexity_ratio
 from runners.jobs.generation import Workload
 from runners.jobs.isolation import run_isolated
 from runners.jobs.loading import (
     HOW_QUANTISED,
-    LoadedModel,
-    load_folder,
-    load_tokenizer,
     opened_model,
     pick_device,
     preload_library,
-    require_tokenizer,
     stored_quantisation,
 )
 from runners.jobs.memory import PeakMeter
@@ -67,6 +64,15 @@ class Outcome:
         }
 
 
+Check = Callable[[Path, CompressSpec, Job], None]
+Compress = Callable[[Path, Path, CompressSpec, Stages, Job], Compressed]
+WAYS: Mapping[str, tuple[Check | None, Compress]] = {
+    "layerwise": (check_folder, compress_folder),
+    "structure": (check_structure, by_structure),
+    "library": (None, by_library),
+}
+
+
 class ReloadError(Exception):
     """What was saved is not what was compressed."""
 
@@ -87,21 +93,26 @@ def work(job: Job) -> None:
 
 
 def _run(job: Job, spec: CompressSpec, source: Path, saved: Path) -> None:
-    if spec.is_layerwise:
-        run_isolated(job, partial(check_folder, source, spec))
+    check, compress = WAYS[way_of(spec)]
+    if check is not None:
+        run_isolated(job, partial(check, source, spec))
     stages = Stages(job.emitter, STAGE_SHARES)
     stages.begin(ORIGINAL)
     original = run_isolated(job, partial(assess_folder, source, "bf16", stages))
     stages.begin(COMPRESSING)
     shutil.rmtree(saved, ignore_errors=True)
-    compress = partial(compress_folder, source, saved, spec, stages)
-    if not spec.is_layerwise:
-        compress = partial(_by_library, source, saved, stages)
-    compressed = run_isolated(job, compress)
+    compressed = run_isolated(job, partial(compress, source, saved, spec, stages))
     stages.begin(SAVED)
     after = run_isolated(job, partial(assess_folder, saved, spec.weight_dtype, stages))
     check_reload(after.perplexity, compressed.perplexity)
     _publish(job, Outcome(source, saved, original, after, compressed))
+
+
+def way_of(spec: CompressSpec) -> str:
+    """Return how a method goes about a model: layer by layer, by a library, by its structure."""
+    if spec.is_structural:
+        return "structure"
+    return "layerwise" if spec.is_layerwise else "library"
 
 
 def source_folder(job: Job, spec: CompressSpec) -> Path:
@@ -139,32 +150,10 @@ def assess_folder(folder: Path, dtype: WeightDtype, stages: Stages, job: Job) ->
     """Return the figures of the folder's model, held as ``dtype``."""
     spec = job.spec_of(CompressSpec)
     meter = PeakMeter(pick_device())
-    loaded = _load(folder, dtype)
+    loaded = load_whole(folder, dtype)
     workload = Workload(1, spec.prompt_tokens, spec.output_tokens, spec.seed)
     sampling = Sampling(workload, REPETITIONS, spec.evaluation_tokens)
     return assess(job, loaded, sampling, meter, stages.via(job.emitter))
-
-
-def _by_library(source: Path, target: Path, stages: Stages, job: Job) -> Compressed:
-    spec = job.spec_of(CompressSpec)
-    loaded = _load(source, spec.weight_dtype)
-    tokenizer = require_tokenizer(loaded, "perplexity")
-    ids = held_out_ids(job, loaded)
-    if ids is None:
-        msg = f"{source} lost its tokenizer.json while the job ran; put it back"
-        raise MissingModelError(msg)
-    # Before any forward pass: with AVX-512 bitsandbytes 0.50 repacks nf4 at the first one, and
-    # what it then writes is not what it held (perplexity 205.49 became 206.88 on reload).
-    loaded.model.save_pretrained(str(target))
-    tokenizer.save_pretrained(str(target))
-    stages = stages.via(job.emitter)
-    found = evaluate(loaded.model, ids, spec.evaluation_tokens, stages.advance)
-    return Compressed(found, {})
-
-
-def _load(folder: Path, dtype: WeightDtype) -> LoadedModel:
-    device = pick_device()
-    return LoadedModel(load_folder(folder, dtype, device), load_tokenizer(folder), device)
 
 
 def _publish(job: Job, outcome: Outcome) -> None:
@@ -202,10 +191,16 @@ HOW_LAYERWISE = {
     "8-bit weights; activations rounded to 8 bits by token",
     "fptq": "FPTQ (own code): activations levelled by a logarithm, nearest codes in groups; "
     "activations rounded to 8 bits by token",
+    "norm_tweaking": "GPTQ, then norms re-fitted to the float layer's outputs (own code)",
+    "finequant": "FineQuant (own code): nearest codes in groups as coarse as each matrix allows",
     "magnitude": "the smallest weights of each matrix set to zero",
     "wanda": "Wanda (own code): weights of least size times input norm set to zero, by row",
     "sparsegpt": "SparseGPT (own code): pruned by block, the error passed on",
 }
+HOW_STRUCTURE = (
+    "LLM-Pruner (own code): the groups of heads and the channels of least |weight x gradient| "
+    "removed, as many in each layer; not tuned afterwards"
+)
 PACKED = "; compressed-tensors {}, lm_head and embedding bf16"
 PLAIN = "; plain bf16 tensors: compressed_bytes says what codes, or mask and values, would take"
 
@@ -215,6 +210,8 @@ def how(spec: CompressSpec) -> str:
     if spec.is_layerwise:
         stored = PACKED.format(format_of(spec)) if spec.is_packed else PLAIN
         return HOW_LAYERWISE[spec.method] + stored
+    if spec.is_structural:
+        return HOW_STRUCTURE
     return HOW_QUANTISED.get(spec.weight_dtype, "plain bf16 weights")
 
 

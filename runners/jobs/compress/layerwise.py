@@ -13,9 +13,8 @@ from runners.compress_options import FOLDING_METHODS
 from runners.jobs.artefacts import weight_file_bytes
 from runners.jobs.assessment import held_out_ids
 from runners.jobs.compress.engine import Compressed, Engine, settings_of
-from runners.jobs.compress.folding import check_foldable
+from runners.jobs.compress.folding import check_shape_known
 from runners.jobs.compress.layers import LayerwiseModel
-from runners.jobs.compress.pruning import BLOCK
 from runners.jobs.compress.store import LayerStore
 from runners.jobs.corpus import load_corpus
 from runners.jobs.evaluation import Windows, windows_of
@@ -89,8 +88,8 @@ def check_folder(source: Path, spec: CompressSpec, job: Job) -> None:
     loaded = LoadedModel(model.model, load_tokenizer(source), model.device)
     require_tokenizer(loaded, "the calibration text")
     if spec.method in FOLDING_METHODS:
-        check_foldable(model.config.model_type, spec.method)
-    needed = spec.group_size if spec.has_groups else BLOCK if spec.pattern == "2:4" else 1
+        check_shape_known(model.config.model_type, f"{spec.method} moves scales into the norms of")
+    needed = spec.row_divisor
     for name, linear in model.linears(0).items():
         if linear.in_features % needed:
             msg = (

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from runners.jobs.compress.awq import scale_for_rounding
+from runners.jobs.compress.finequant import finequant
 from runners.jobs.compress.folding import Linears, Seen
 from runners.jobs.compress.gptq import gptq
 from runners.jobs.compress.grid import Grid, round_to_nearest
@@ -42,6 +43,10 @@ def _gptq(weight: torch.Tensor, seen: InputStatistics, spec: CompressSpec) -> Ma
         is_act_ordered=spec.is_act_ordered,
         damping=spec.damping,
     )
+
+
+def _finequant(weight: torch.Tensor, _seen: InputStatistics, spec: CompressSpec) -> Matrix:
+    return finequant(weight, grid_of(spec), weight.dtype, spec.least_gain)
 
 
 def _quantease(weight: torch.Tensor, seen: InputStatistics, spec: CompressSpec) -> Matrix:
@@ -86,6 +91,8 @@ METHODS: Mapping[str, Method] = {
     "awq": _nearest,
     "smoothquant": _by_row,
     "fptq": _nearest,
+    "norm_tweaking": _gptq,
+    "finequant": _finequant,
 }
 PREPARATIONS: Mapping[str, Prepare] = {
     "awq": _awq,

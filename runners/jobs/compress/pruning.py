@@ -7,8 +7,10 @@ from typing import Literal
 
 import torch
 
+from runners.compress_options import PATTERN_BLOCK
+
 Pattern = Literal["unstructured", "2:4"]
-BLOCK = 4  # of 2:4: two of each four weights that lie side by side in a row stay
+BLOCK = PATTERN_BLOCK
 KEPT = 2
 
 

@@ -88,6 +88,9 @@ def test_a_quantisation_that_was_stored_before_reads_as_a_compression(dtype, met
         ({"method": "int8"}, "int8", "int8"),
         ({"method": "smoothquant"}, "int8", "smoothquant 8 bit, 8 bit activations"),
         ({"method": "fptq"}, "int4", "fptq 4 bit, 8 bit activations"),
+        ({"method": "norm_tweaking", "bits": 2}, "int4", "norm_tweaking 2 bit"),
+        ({"method": "fp8"}, "fp8", "fp8"),
+        ({"method": "llm_pruner", "sparsity": 0.2}, "bf16", "llm_pruner 20%"),
     ],
 )
 def test_a_compression_says_as_what_its_outcome_is_loaded(fields, loaded_as, title):
@@ -104,3 +107,29 @@ def test_a_card_shows_no_setting_that_the_method_does_not_read():
     assert pruned == {"calibration_tokens": "16384", "pattern": "2:4"}
     assert smoothed == {"calibration_tokens": "16384", "bits": "8", "smoothing": "0.5"}
     assert rounded.keys() == {"calibration_tokens", "bits", "group_size", "act_order", "damping"}
+
+
+@pytest.mark.parametrize(
+    ("method", "phases"),
+    [
+        ("gptq", [("original_", "bf16"), ("", "bf16")]),
+        ("fp8", [("original_", "bf16"), ("", "fp8")]),
+        ("llm_pruner", [("original_", "bf16")]),
+        ("smoothquant", [("original_", "bf16")]),
+    ],
+)
+def test_a_planner_is_asked_about_no_model_of_another_shape(method, phases):
+    assert list(CompressSpec(model=MODEL, method=method).foreseen) == phases
+
+
+@pytest.mark.parametrize(
+    ("fields", "divisor"),
+    [
+        ({"method": "gptq", "group_size": 32}, 32),
+        ({"method": "finequant", "group_size": 32}, 1),
+        ({"method": "smoothquant"}, 1),
+        ({"method": "sparsegpt", "pattern": "2:4"}, 4),
+    ],
+)
+def test_rows_need_divide_only_into_what_the_method_makes_of_them(fields, divisor):
+    assert CompressSpec(model=MODEL, **fields).row_divisor == divisor

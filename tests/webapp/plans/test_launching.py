@@ -110,7 +110,18 @@ def test_compressing_quantises_the_trained_model(demo_plan, trained, dtype):
     assert spec.model == ArtefactModel(attempt_id=trained.attempt_id, name="model")
 
 
-@pytest.mark.parametrize("method", ["gptq", "quantease", "awq", "fptq", "sparsegpt"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "gptq",
+        "norm_tweaking",
+        "quantease",
+        "awq",
+        "finequant",
+        "fptq",
+        "sparsegpt",
+    ],
+)
 def test_compressing_layer_by_layer_asks_the_host_for_the_method(demo_plan, trained, method):
     plan = with_model(demo_plan, trained, "compress")
     plan.draft["workload"]["compress"] |= {"method": method, "group_size": 32}
@@ -119,6 +130,33 @@ def test_compressing_layer_by_layer_asks_the_host_for_the_method(demo_plan, trai
 
     assert (spec.kind, spec.method, spec.group_size) == ("compress", method, 32)
     assert spec.is_layerwise
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ({"method": "gptq", "bits": 3}, {"bits": 3}),
+        ({"method": "gptq", "bits": None}, {"bits": 4}),
+        ({"method": "sparsegpt", "sparsity": "60"}, {"sparsity": 0.6, "pattern": "unstructured"}),
+        ({"method": "sparsegpt", "sparsity": "2:4"}, {"pattern": "2:4"}),
+        ({"method": "llm_pruner", "sparsity": "20"}, {"sparsity": 0.2}),
+        ({"method": "llm_pruner", "sparsity": None}, {"sparsity": 0.5}),
+    ],
+)
+def test_bits_and_what_goes_reach_the_host(demo_plan, trained, chosen, expected):
+    plan = with_model(demo_plan, trained, "compress")
+    plan.draft["workload"]["compress"] |= chosen
+
+    spec = launch_of(plan).spec.model_dump()
+
+    assert {name: spec[name] for name in expected} == expected
+
+
+def test_whole_channels_do_not_go_by_fours(demo_plan, trained):
+    plan = with_model(demo_plan, trained, "compress")
+    plan.draft["workload"]["compress"] |= {"method": "llm_pruner", "sparsity": "2:4"}
+
+    assert "not two of each four" in refusal(plan)
 
 
 def test_a_compression_is_predicted_before_and_after(demo_plan, trained):

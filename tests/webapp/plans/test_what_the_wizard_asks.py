@@ -114,6 +114,7 @@ def test_millions_of_tokens_are_asked_in_tokens(plan, million, tokens):
     [
         ("int8_weight_only", 8, None),
         ("sparsegpt", 16, None),
+        ("llm_pruner", 16, None),
         ("int4_weight_only", 4, 32),
         ("nf4", 4, 32),
         ("gptq", 4, 32),
@@ -124,6 +125,14 @@ def test_only_four_bit_weights_are_asked_in_groups(plan, method, bits, group_siz
     workload = asked(plan, "compress", method=method, group_size=32).workload
 
     assert (workload.bits, workload.group_size) == (bits, group_size)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 8])
+def test_the_planner_is_asked_about_the_bits_that_were_chosen(plan, bits):
+    coded = asked(plan, "compress", method="gptq", bits=bits).workload
+    fixed = asked(plan, "compress", method="nf4", bits=bits).workload
+
+    assert (coded.bits, fixed.bits) == (bits, 4)
 
 
 def test_a_compression_loads_the_original_in_bf16_unless_it_is_pinned(plan):

@@ -96,6 +96,25 @@ def test_a_training_run_without_an_end_is_refused(walk):
     assert "time budget or a number of tokens" in str(page.context["form"].errors)
 
 
+def test_a_compression_keeps_its_bits_as_a_number_and_what_goes(walk):
+    walker = walk()
+    walker.press("goal", goal="compress")
+
+    walker.press("workload", method="norm_tweaking", bits="2", sparsity="20")
+
+    assert walker.plan.draft["workload"]["compress"]["bits"] == 2
+    assert walker.plan.draft["workload"]["compress"]["sparsity"] == "20"
+
+
+def test_whole_heads_do_not_go_by_two_of_four(walk):
+    walker = walk()
+    walker.press("goal", goal="compress")
+
+    page = walker.press("workload", method="llm_pruner", sparsity="2:4")
+
+    assert "Choose a share" in str(page.context["form"].errors["sparsity"])
+
+
 def test_pins_are_kept_and_asked_of_the_planner(walk):
     walker = walk("?preset=serve")
 

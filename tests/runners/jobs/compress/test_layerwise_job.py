@@ -29,8 +29,16 @@ SETTINGS = {
     "awq": {"bits": 4},
     "smoothquant": {},
     "fptq": {"bits": 4},
+    "norm_tweaking": {"bits": 2},
+    "finequant": {"bits": 3, "group_size": 16, "least_gain": 0.14},
 }
-IN_THIS_PROCESS = ("awq", "smoothquant", "fptq")  # spares their imports
+IN_THIS_PROCESS = (
+    "awq",
+    "smoothquant",
+    "fptq",
+    "norm_tweaking",
+    "finequant",
+)  # spares their imports
 
 
 @pytest.fixture(scope="module")

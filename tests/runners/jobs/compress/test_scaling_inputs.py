@@ -9,7 +9,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 
 from runners.jobs.compress.activations import rounded_by_token, rounded_inputs
 from runners.jobs.compress.awq import best_scales, scale_for_rounding
-from runners.jobs.compress.folding import check_foldable, folds_of
+from runners.jobs.compress.folding import check_shape_known, folds_of
 from runners.jobs.compress.grid import Grid, round_to_nearest
 from runners.jobs.compress.smoothing import level_by_logarithm, smooth
 from runners.jobs.compress.statistics import InputStatistics, output_error
@@ -136,4 +136,4 @@ def test_values_that_several_queries_share_are_left_as_they_are(heads, count):
 
 def test_a_layer_that_is_built_otherwise_is_refused_with_the_way_out():
     with pytest.raises(BadInputError, match="of type 'gemma2'; choose gptq or quantease"):
-        check_foldable("gemma2", "awq")
+        check_shape_known("gemma2", "awq moves scales into the norms of")

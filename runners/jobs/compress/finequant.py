@@ -1,0 +1,33 @@
+"""FineQuant: each matrix gets the coarsest groups that serve it, found by a threshold.
+
+It begins with one scale a row and halves the groups while that takes enough of the error away.
+Source: Kim et al. 2023, arXiv:2308.09723, section 3.3; our threshold is on the squared error.
+"""
+
+import torch
+
+from runners.jobs.compress.grid import Codes, Grid, round_to_nearest
+
+
+def finequant(
+    weight: torch.Tensor, smallest: Grid, dtype: torch.dtype, least_gain: float
+) -> Codes:
+    """Return the nearest codes in groups no smaller than those of ``smallest``.
+
+    ``least_gain`` is the share of the error that halving the groups must take away.
+    """
+    size = weight.shape[1]
+    codes = round_to_nearest(weight, Grid(smallest.bits, size), dtype)
+    error = _squared_error(weight, codes)
+    while size % 2 == 0 and size // 2 >= smallest.group_size:
+        size //= 2
+        finer = round_to_nearest(weight, Grid(smallest.bits, size), dtype)
+        finer_error = _squared_error(weight, finer)
+        if finer_error > (1.0 - least_gain) * error:
+            break
+        codes, error = finer, finer_error
+    return codes
+
+
+def _squared_error(weight: torch.Tensor, codes: Codes) -> float:
+    return float((weight.float() - codes.weight().float()).square().sum())

@@ -1,0 +1,132 @@
+"""LLM-Pruner: remove whole heads and whole feed-forward channels, as many in each layer.
+
+What belongs together goes together: a channel is a row of gate_proj and up_proj and a column of
+down_proj; queries go with the keys and values that they share. A group's weight is the sum of
+|weight x gradient| over it on calibration text. Every layer keeps one shape, so that the folder
+stays one that any engine loads.
+Source: Ma et al. 2023, arXiv:2305.11627, sections 3.1 and 3.2 (element-wise, first order).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from runners.jobs.runtime import BadInputError
+
+CHANNEL_MULTIPLE = 32  # kernels and groups of weights want even widths
+Scores = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How much of each layer stays."""
+
+    channels: int
+    key_value_heads: int
+
+
+def kept_of(config: PretrainedConfig, share: float) -> Kept:
+    """Return what stays when about ``share`` of heads and channels goes.
+
+    Raises:
+        BadInputError: the model is too small to lose that share evenly.
+    """
+    channels, heads = int(config.intermediate_size), _key_value_heads(config)
+    multiple = min(CHANNEL_MULTIPLE, channels)
+    kept = Kept(
+        max(multiple, round(channels * (1 - share) / multiple) * multiple),
+        max(1, round(heads * (1 - share))),
+    )
+    if kept == Kept(channels, heads):
+        msg = (
+            f"sparsity {share:g} removes nothing of {channels} channels (in steps of {multiple}) "
+            f"and {heads} heads of keys; choose a larger share"
+        )
+        raise BadInputError(msg)
+    return kept
+
+
+def taylor_scores(model: PreTrainedModel, calibration: torch.Tensor, at_once: int) -> Scores:
+    """Return |weight x gradient| of every matrix of the layers; the gradients go again."""
+    matrices = {n: p for n, p in model.named_parameters() if n.endswith("_proj.weight")}
+    model.zero_grad(set_to_none=True)
+    with torch.enable_grad():
+        for ids in torch.split(calibration, at_once):
+            model(ids, labels=ids, use_cache=False).loss.backward()
+    scores = {
+        name: (each.detach() * each.grad).abs()
+        for name, each in matrices.items()
+        if each.grad is not None
+    }
+    model.zero_grad(set_to_none=True)
+    return scores
+
+
+@torch.no_grad()
+def prune(model: PreTrainedModel, scores: Scores, kept: Kept) -> None:
+    """Cut the model and its config down to the groups of the highest scores."""
+    config = model.config
+    heads, groups = int(config.num_attention_heads), _key_value_heads(config)
+    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    for prefix, layer in _layers(model):
+        own = {n.removeprefix(prefix): each for n, each in scores.items() if n.startswith(prefix)}
+        _cut_channels(layer, own, kept.channels)
+        _cut_heads(layer, own, (groups, heads // groups, head_dim), kept.key_value_heads)
+    config.head_dim = head_dim
+    config.intermediate_size = kept.channels
+    config.num_key_value_heads = kept.key_value_heads
+    config.num_attention_heads = kept.key_value_heads * (heads // groups)
+
+
+def _cut_channels(layer: torch.nn.Module, scores: Scores, count: int) -> None:
+    gate, up, down = (scores[f"mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+    stay = _highest(gate.sum(dim=1) + up.sum(dim=1) + down.sum(dim=0), count)
+    for name in ("gate", "up"):
+        _keep(layer, f"mlp.{name}_proj", stay, 0)
+    _keep(layer, "mlp.down_proj", stay, 1)
+
+
+def _cut_heads(
+    layer: torch.nn.Module, scores: Scores, shape: tuple[int, int, int], count: int
+) -> None:
+    groups, queries, head_dim = shape
+    q, k, v = (scores[f"self_attn.{name}_proj.weight"].sum(dim=1) for name in "qkv")
+    o = scores["self_attn.o_proj.weight"].sum(dim=0)
+    stay = _highest(
+        torch.stack([each.view(groups, -1).sum(dim=1) for each in (q, k, v, o)]).sum(dim=0), count
+    )
+    shared = _spread(stay, head_dim)
+    own = _spread(stay, queries * head_dim)
+    for name, places, side in (("q", own, 0), ("k", shared, 0), ("v", shared, 0), ("o", own, 1)):
+        _keep(layer, f"self_attn.{name}_proj", places, side)
+
+
+def _keep(layer: torch.nn.Module, name: str, places: torch.Tensor, side: int) -> None:
+    """Keep some rows (side 0) or columns of a linear layer, and the bias of its rows."""
+    linear = layer.get_submodule(name)
+    assert isinstance(linear, torch.nn.Linear)  # noqa: S101 - the names are those of the scores
+    linear.weight = torch.nn.Parameter(linear.weight.index_select(side, places).contiguous())
+    if side == 0 and linear.bias is not None:
+        linear.bias = torch.nn.Parameter(linear.bias.index_select(0, places))
+    linear.out_features, linear.in_features = linear.weight.shape
+
+
+def _highest(scores: torch.Tensor, count: int) -> torch.Tensor:
+    return torch.topk(scores, count).indices.sort().values
+
+
+def _spread(groups: torch.Tensor, width: int) -> torch.Tensor:
+    """Return the places that groups of ``width`` take."""
+    return (groups[:, None] * width + torch.arange(width, device=groups.device)).flatten()
+
+
+def _layers(model: PreTrainedModel) -> list[tuple[str, torch.nn.Module]]:
+    count = int(model.config.num_hidden_layers)
+    return [
+        (f"model.layers.{at}.", model.get_submodule(f"model.layers.{at}")) for at in range(count)
+    ]
+
+
+def _key_value_heads(config: PretrainedConfig) -> int:
+    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)

@@ -1,0 +1,69 @@
+"""A drafted compression as a job: the planner's method, and the settings that it reads."""
+
+from typing import Any
+
+from runners.compress_options import CompressMethod
+from runners.jobspec import CompressSpec, ModelRef
+from webapp.plans.errors import DraftProblem
+from webapp.plans.words import METHOD_WORDS
+
+Draft = dict[str, Any]
+USUAL_BITS = 4
+PATTERN = "2:4"
+USUAL_SPARSITY = "50"  # per cent
+# The planner's name of a method -> what a job runs, where one does.
+COMPRESS_METHODS: dict[str, CompressMethod] = {
+    "int8_weight_only": "int8",
+    "int4_weight_only": "nf4",
+    "nf4": "nf4",
+    "gptq": "gptq",
+    "norm_tweaking": "norm_tweaking",
+    "quantease": "quantease",
+    "awq": "awq",
+    "finequant": "finequant",
+    "fptq": "fptq",
+    "sparsegpt": "sparsegpt",
+    "llm_pruner": "llm_pruner",
+}
+# Those that round to as many bits as they are told.
+CODED_METHODS = ("gptq", "norm_tweaking", "quantease", "awq", "finequant", "fptq")
+
+
+def compress_spec(draft: Draft, model: ModelRef) -> CompressSpec:
+    """Return the job of a drafted compression.
+
+    Raises:
+        DraftProblem: no job runs the method, or it cannot do what was chosen.
+    """
+    values = draft["workload"]["compress"]
+    method = COMPRESS_METHODS.get(values["method"])
+    if method is None:
+        runs = ", ".join(METHOD_WORDS[name] for name in COMPRESS_METHODS)
+        raise DraftProblem(
+            f"{METHOD_WORDS[values['method']]} is planned but does not run yet. Choose one that "
+            f"does: {runs}.",
+            "method",
+        )
+    fields: dict[str, Any] = {"method": method, "group_size": values["group_size"]}
+    if values["method"] in CODED_METHODS:
+        fields["bits"] = bits_of(values)
+    return CompressSpec.model_validate({"model": model, **fields, **_zeros(values)})
+
+
+def bits_of(values: dict[str, Any]) -> int:
+    """Return the bits of a code; drafts of before this was asked say nothing."""
+    return int(values.get("bits") or USUAL_BITS)
+
+
+def _zeros(values: dict[str, Any]) -> dict[str, Any]:
+    """Return how many weights go, and in which pattern."""
+    chosen = values.get("sparsity") or USUAL_SPARSITY
+    if chosen != PATTERN:
+        return {"sparsity": int(chosen) / 100}
+    if values["method"] == "llm_pruner":
+        raise DraftProblem(
+            "LLM-Pruner removes whole heads and channels, not two of each four weights. Choose "
+            "a share.",
+            "sparsity",
+        )
+    return {"pattern": PATTERN}
