@@ -28,6 +28,24 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         for method in ("rtn", "gptq", "quantease")
     },
     **{f"{method} 50 %": {"method": method} for method in ("magnitude", "sparsegpt")},
+    **{
+        f"{method} 2 bit": {"method": method, "bits": 2}
+        for method in ("rtn", "gptq", "norm_tweaking", "quantease")
+    },
+    **{f"awq {bits} bit": {"method": "awq", "bits": bits} for bits in (4, 3)},
+    "norm_tweaking 3 bit": {"method": "norm_tweaking", "bits": 3},
+    "quantease 3 bit, 1 % outliers": {"method": "quantease", "bits": 3, "outlier_share": 0.01},
+    "finequant 3 bit": {"method": "finequant", "bits": 3},
+    "fptq 4 bit, 8 bit activations": {"method": "fptq", "bits": 4},
+    "smoothquant 8 bit, 8 bit activations": {"method": "smoothquant"},
+    "fp8": {"method": "fp8"},
+    "wanda 50 %": {"method": "wanda"},
+    **{
+        f"{method} 2:4": {"method": method, "pattern": "2:4"}
+        for method in ("magnitude", "wanda", "sparsegpt")
+    },
+    "llm_pruner 20 %": {"method": "llm_pruner", "sparsity": 0.2},
+    **{f"gguf {kind}": {"method": "gguf", "gguf_type": kind} for kind in ("Q8_0", "Q4_0")},
 }
 
 

@@ -10,7 +10,9 @@ NF4_BITS = 4
 CompressMethod = Literal[
     "bf16", "int8", "fp8", "nf4", "rtn", "gptq", "quantease", "awq", "smoothquant", "fptq",
     "norm_tweaking", "finequant", "magnitude", "wanda", "sparsegpt", "llm_pruner",
+    "gguf",
 ]  # fmt: skip
+GgufType = Literal["F16", "Q8_0", "Q4_0"]  # what the gguf package itself can write
 # torchao and bitsandbytes, the whole model at once
 LIBRARY_DTYPES: dict[str, WeightDtype] = {
     "bf16": "bf16",
@@ -48,6 +50,7 @@ class CompressOptions(BaseModel):
     tweak_passes: PositiveInt = Field(default=4, le=100)
     tweak_learning_rate: float = Field(default=1e-3, gt=0.0, le=0.1)
     least_gain: float = Field(default=0.15, gt=0.0, lt=1.0)
+    gguf_type: GgufType = "Q8_0"
     sparsity: float = Field(default=0.5, gt=0.0, lt=1.0)
     pattern: Literal["unstructured", "2:4"] = "unstructured"
     calibration_tokens: PositiveInt = Field(default=16_384, le=10_000_000)
@@ -56,7 +59,12 @@ class CompressOptions(BaseModel):
     @property
     def is_layerwise(self) -> bool:
         """Return whether our own engine compresses it layer by layer."""
-        return self.method not in LIBRARY_DTYPES and not self.is_structural
+        return not (self.method in LIBRARY_DTYPES or self.is_structural or self.is_exported)
+
+    @property
+    def is_exported(self) -> bool:
+        """Return whether the outcome is one GGUF file."""
+        return self.method == "gguf"
 
     @property
     def is_structural(self) -> bool:
@@ -124,6 +132,8 @@ class CompressOptions(BaseModel):
         """Return the method in a few words, as a model's name has them."""
         if self.is_structural:
             return f"{self.method} {self.sparsity:.0%}"
+        if self.is_exported:
+            return f"GGUF {self.gguf_type}"
         if not self.is_layerwise:
             return self.weight_dtype
         if self.has_codes:
@@ -137,6 +147,8 @@ class CompressOptions(BaseModel):
         """Return what the method was told, as a card shows it; nothing that it does not read."""
         if self.method in LIBRARY_DTYPES:
             return {}
+        if self.is_exported:
+            return {"gguf_type": self.gguf_type}
         told: dict[str, object] = {"calibration_tokens": self.calibration_tokens}
         if self.has_codes:
             told |= {"bits": self.code_bits}

@@ -25,9 +25,9 @@ from runners.supervision import cgroup
 GIB = 2**30
 # What a job process imports, by distribution; a compressed dtype needs its library besides.
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
-DTYPE_PACKAGES = {"int8": "torchao", "int4": "bitsandbytes"}
+DTYPE_PACKAGES = {"int8": "torchao", "fp8": "torchao", "int4": "bitsandbytes"}
 KIND_PACKAGES = {
-    "compress": ("accelerate", "compressed-tensors"),
+    "compress": ("accelerate", "compressed-tensors", "gguf"),
     "serve": ("uvicorn", "Jinja2"),
 }
 INSTALL = "Install what is missing on the host: pip install 'slipway[worker,gpu]'."

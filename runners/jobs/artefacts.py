@@ -10,6 +10,7 @@ from runners.jobs.runtime import Job
 from runners.messages import ArtefactBody
 
 CARD_NAME = "README.md"
+WEIGHT_SUFFIXES = (".safetensors", ".gguf")
 
 
 def publish_model(
@@ -44,8 +45,9 @@ def describe_folder(folder: Path, facts: Mapping[str, Any]) -> ArtefactBody:
 
 
 def weight_file_bytes(folder: Path) -> int:
-    """Return the bytes of the safetensors files of a model folder."""
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    """Return the bytes of the files of a model folder that hold its weights."""
+    files = (path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES)
+    return sum(path.stat().st_size for path in files)
 
 
 def file_sha256(path: Path) -> str:

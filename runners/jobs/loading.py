@@ -160,6 +160,8 @@ def load_folder(folder: Path, dtype: WeightDtype, device: torch.device) -> PreTr
     if stored is None and dtype in QUANTISED:
         _check_blocks(folder, dtype)
         options["quantization_config"] = _quantisation_config(dtype)
+    if not any(folder.glob("*.safetensors")):
+        options["gguf_file"] = next((each.name for each in folder.glob("*.gguf")), None)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             str(folder),

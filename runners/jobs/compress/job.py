@@ -15,6 +15,7 @@ from runners.compress_options import NF4_BLOCK, WeightDtype
 from runners.jobs.artefacts import card_text, publish_model, weight_file_bytes
 from runners.jobs.assessment import Assessment, Sampling, assess
 from runners.jobs.compress.engine import Compressed
+from runners.jobs.compress.gguf_export import check_gguf, export_gguf
 from runners.jobs.compress.layerwise import check_folder, compress_folder
 from runners.jobs.compress.results import format_of
 from runners.jobs.compress.whole_model import by_library, by_structure, check_structure, load_whole
@@ -69,6 +70,7 @@ Compress = Callable[[Path, Path, CompressSpec, Stages, Job], Compressed]
 WAYS: Mapping[str, tuple[Check | None, Compress]] = {
     "layerwise": (check_folder, compress_folder),
     "structure": (check_structure, by_structure),
+    "gguf": (check_gguf, export_gguf),
     "library": (None, by_library),
 }
 
@@ -109,9 +111,11 @@ def _run(job: Job, spec: CompressSpec, source: Path, saved: Path) -> None:
 
 
 def way_of(spec: CompressSpec) -> str:
-    """Return how a method goes about a model: layer by layer, by a library, by its structure."""
+    """Return how a method goes about a model, a name of ``WAYS``."""
     if spec.is_structural:
         return "structure"
+    if spec.is_exported:
+        return "gguf"
     return "layerwise" if spec.is_layerwise else "library"
 
 
@@ -201,6 +205,7 @@ HOW_STRUCTURE = (
     "LLM-Pruner (own code): the groups of heads and the channels of least |weight x gradient| "
     "removed, as many in each layer; not tuned afterwards"
 )
+HOW_GGUF = "GGUF for llama.cpp: matrices, embedding and output {}, rounded by the gguf package"
 PACKED = "; compressed-tensors {}, lm_head and embedding bf16"
 PLAIN = "; plain bf16 tensors: compressed_bytes says what codes, or mask and values, would take"
 
@@ -212,6 +217,8 @@ def how(spec: CompressSpec) -> str:
         return HOW_LAYERWISE[spec.method] + stored
     if spec.is_structural:
         return HOW_STRUCTURE
+    if spec.is_exported:
+        return HOW_GGUF.format(spec.gguf_type)
     return HOW_QUANTISED.get(spec.weight_dtype, "plain bf16 weights")
 
 
@@ -229,7 +236,7 @@ def _notes(spec: CompressSpec, after: Assessment) -> dict[str, str]:
         "method": how(spec),
         "original": "the model as bf16, the dtype that stays around int8 and int4 matrices",
         "perplexity_ratio": "compressed / original on the same windows, pair by pair",
-        "disk_bytes": "safetensors files",
+        "disk_bytes": "safetensors or GGUF files",
         "device": str(pick_device()),
         "threads": str(num_threads()),
     }

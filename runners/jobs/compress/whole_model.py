@@ -41,7 +41,7 @@ def by_library(
     """Let torchao or bitsandbytes hold the weights, and save them so."""
     loaded = load_whole(source, spec.weight_dtype)
     tokenizer = require_tokenizer(loaded, "perplexity")
-    ids = _held_out(job, loaded, source)
+    ids = held_out_of(job, loaded, source)
     # Before any forward pass: with AVX-512 bitsandbytes 0.50 repacks nf4 at the first one, and
     # what it then writes is not what it held (perplexity 205.49 became 206.88 on reload).
     loaded.model.save_pretrained(str(target))
@@ -56,7 +56,7 @@ def by_structure(
     """Remove the heads and channels that weigh least on the text, and save the smaller model."""
     loaded = load_whole(source, "fp32")  # gradients in bf16 would round small ones away
     model, tokenizer = loaded.model, require_tokenizer(loaded, "the calibration text")
-    ids = _held_out(job, loaded, source)
+    ids = held_out_of(job, loaded, source)
     _windows, calibration = texts(job, loaded, spec)
     before, matrices = model.num_parameters(), _matrix_bytes(loaded)
     calibration = calibration.to(loaded.device)
@@ -87,7 +87,8 @@ def check_structure(source: Path, spec: CompressSpec, _job: Job) -> None:
     kept_of(config, spec.sparsity)
 
 
-def _held_out(job: Job, loaded: LoadedModel, source: Path) -> TokenIds:
+def held_out_of(job: Job, loaded: LoadedModel, source: Path) -> TokenIds:
+    """Return the held-out text as tokens; ``source`` is where the tokenizer was."""
     ids = held_out_ids(job, loaded)
     if ids is None:
         msg = f"{source} lost its tokenizer.json while the job ran; put it back"

@@ -34,6 +34,7 @@ class Claim(NamedTuple):
     source: str
 
 
+UNMEASURED = "not measured yet"
 CLAIMS = (
     *(
         Claim(f"{method} {bits} bit", f"rtn {bits} bit", source)
@@ -42,6 +43,16 @@ CLAIMS = (
     ),
     *(Claim(f"quantease {bits} bit", f"gptq {bits} bit", "arXiv:2309.01885") for bits in (4, 3)),
     Claim("sparsegpt 50 %", "magnitude 50 %", "arXiv:2301.00774"),
+    Claim("gptq 2 bit", "rtn 2 bit", "arXiv:2210.17323"),
+    *(
+        Claim(f"norm_tweaking {bits} bit", f"gptq {bits} bit", "arXiv:2309.02784")
+        for bits in (3, 2)
+    ),
+    *(Claim(f"awq {bits} bit", f"rtn {bits} bit", "arXiv:2306.00978") for bits in (4, 3)),
+    Claim("quantease 3 bit, 1 % outliers", "quantease 3 bit", "arXiv:2309.01885"),
+    Claim("wanda 50 %", "magnitude 50 %", "arXiv:2306.11695"),
+    Claim("sparsegpt 2:4", "magnitude 2:4", "arXiv:2301.00774"),
+    Claim("wanda 2:4", "magnitude 2:4", "arXiv:2306.11695"),
 )
 
 
@@ -61,6 +72,8 @@ def stored() -> dict[str, Mapping[str, float]]:
 
 def verdict(claim: Claim, measured: Mapping[str, Mapping[str, float]]) -> str:
     """Return whether a claim's order holds in the rows, judged by their intervals."""
+    if claim.better not in measured or claim.worse not in measured:
+        return UNMEASURED
     own, other = measured[claim.better], measured[claim.worse]
     if own["perplexity_ratio_high"] < other["perplexity_ratio_low"]:
         return "holds beyond both intervals"
@@ -91,7 +104,7 @@ def page(measured: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def _line(name: str, row: Mapping[str, float]) -> str:
-    compressed = row.get("compressed_bytes", row["matrices_bytes"])
+    compressed = row.get("compressed_bytes", row.get("gguf_bytes", row["matrices_bytes"]))
     peak = row.get("compress_peak_memory_bytes")
     seconds = row.get("compress_seconds")
     low, high = row["perplexity_ratio_low"], row["perplexity_ratio_high"]
@@ -133,6 +146,25 @@ folder's safetensors with embedding and output layer, which stay in 16 bit. Pack
 unpacked when a CPU uses them, so tokens per second are those of 16-bit weights; int8 and nf4
 stay small in memory. Pruned weights and outliers are written as plain 16-bit tensors, because no
 loader reads a sparse store: their saving on disk is still to come.
+
+## What each way does, and its limits
+
+- Round-to-nearest, GPTQ, QuantEase: whole numbers of 2, 3, 4 or 8 bits in groups that share a
+  scale, as compressed-tensors `pack-quantized`. QuantEase may keep outliers in 16 bit.
+- Norm tweaking: GPTQ, then a few passes of Adam over the calibration text bring each layer's
+  output channels back to the mean and variance that they had; only norms move.
+- AWQ, SmoothQuant, FPTQ: scales move from a layer's inputs into its norms before rounding. They
+  know the layers of Llama, Mistral, Qwen 2 and Qwen 3. SmoothQuant (8-bit weights) and FPTQ
+  (4-bit weights) round each token's activations to 8 bits too; a CPU emulates that, slower.
+- FineQuant: each matrix has groups as coarse as serve it. An engine that fuses queries, keys and
+  values may want one size for the three.
+- fp8: one scale a row of e4m3 floats (torchao); products are in 16 bit on a CPU.
+- Magnitude, Wanda, SparseGPT: single weights to zero, a share of them or two of each four.
+- LLM-Pruner: whole heads with the keys they share and whole channels go, as many in each layer.
+  The model is not tuned afterwards; fine-tune what is left to recover more.
+- GGUF: F16, Q8_0 or Q4_0 for llama.cpp, of Llama and Mistral models with byte-level BPE, read back
+  and compared tensor by tensor. K-quants (Q4_K_M and the like) need llama.cpp's own
+  `llama-quantize`, which takes the F16 file. Later jobs take the original, not the GGUF file.
 
 ## Does the literature's order hold?
 

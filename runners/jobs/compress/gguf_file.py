@@ -1,0 +1,173 @@
+"""Write a Llama-shaped model folder as one GGUF file, and read it back against the folder.
+
+The types are those that the gguf package can quantise: F16, Q8_0 and Q4_0. K-quants (Q4_K_M and
+their like) need llama.cpp's own tool, which takes the F16 file.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gguf import (
+    MODEL_ARCH,
+    GGMLQuantizationType,
+    GGUFReader,
+    GGUFWriter,
+    LlamaFileType,
+    get_tensor_name_map,
+    quants,
+)
+from transformers import PretrainedConfig, PreTrainedTokenizerFast
+
+from runners.compress_options import GgufType
+from runners.jobs.compress.gguf_tokens import write_tokens
+from runners.jobs.compress.weights import WeightReader
+from runners.jobs.runtime import BadInputError
+
+ARCHITECTURE = "llama"
+WRITABLE = ("llama", "mistral")  # model types that llama.cpp reads as llama
+FILE_TYPES = {
+    "F16": LlamaFileType.MOSTLY_F16,
+    "Q8_0": LlamaFileType.MOSTLY_Q8_0,
+    "Q4_0": LlamaFileType.MOSTLY_Q4_0,
+}
+BLOCK = 32  # weights of a row that share a scale
+# Of a block's largest weight, how far a weight may come back: half a step, and Q4_0 cuts off the
+# end of its range that lies opposite to that weight.
+TOLERANCES = {"F32": 1e-6, "F16": 1e-3, "Q8_0": 0.005, "Q4_0": 0.13}
+Array = npt.NDArray[np.float32]
+
+
+class ReadBackError(Exception):
+    """What the file holds is not what was written."""
+
+
+def check_writable(config: PretrainedConfig) -> None:
+    """Raise BadInputError for a model that is no plain Llama."""
+    if config.model_type not in WRITABLE:
+        msg = (
+            f"gguf writes models of type {' and '.join(WRITABLE)}, and this one is "
+            f"'{config.model_type}'; convert it with llama.cpp's own script"
+        )
+        raise BadInputError(msg)
+    kind = _rope(config).get("rope_type", "default")
+    if kind != "default":
+        msg = (
+            f"the positions are scaled by '{kind}', which gguf does not write here; convert it "
+            "with llama.cpp's own script"
+        )
+        raise BadInputError(msg)
+
+
+def write_gguf(
+    path: Path,
+    config: PretrainedConfig,
+    reader: WeightReader,
+    tokenizer: PreTrainedTokenizerFast,
+    kind: GgufType,
+) -> None:
+    """Write metadata, tokenizer and tensors; quantised ones wait in a temporary file."""
+    writer = GGUFWriter(path, ARCHITECTURE, use_temp_file=True)
+    _write_shape(writer, config)
+    writer.add_file_type(FILE_TYPES[kind])
+    write_tokens(writer, tokenizer, int(config.vocab_size))
+    for name, theirs in names_of(config, reader).items():
+        array = rearranged(name, _array(reader.read(name)), config)
+        stored = type_of(array, kind)
+        writer.add_tensor(theirs, quants.quantize(array, stored), raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def read_back(
+    path: Path, config: PretrainedConfig, reader: WeightReader
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield each weight by its name in the folder, as a reader of the file gets it.
+
+    Raises:
+        ReadBackError: a tensor is missing, or further off than its type allows.
+    """
+    found = {each.name: each for each in GGUFReader(path).tensors}
+    for name, theirs in names_of(config, reader).items():
+        if theirs not in found:
+            raise ReadBackError(f"{theirs} is not in {path.name}")
+        stored = found[theirs]
+        array = rearranged(name, _array(reader.read(name)), config)
+        again = quants.dequantize(stored.data, stored.tensor_type).reshape(array.shape)
+        _compare(theirs, array, again, stored.tensor_type)
+        yield name, torch.from_numpy(rearranged(name, again, config, back=True).copy())
+
+
+def names_of(config: PretrainedConfig, reader: WeightReader) -> Mapping[str, str]:
+    """Return llama.cpp's name of each of the folder's tensors."""
+    table = get_tensor_name_map(MODEL_ARCH.LLAMA, int(config.num_hidden_layers))
+    found: dict[str, str] = {}
+    for name in reader.names:
+        theirs = table.get_name(name, try_suffixes=(".weight", ".bias"))
+        if theirs is None:
+            msg = f"{name} has no name in GGUF; convert it with llama.cpp's own script"
+            raise BadInputError(msg)
+        found[name] = theirs
+    return found
+
+
+def rearranged(name: str, array: Array, config: PretrainedConfig, *, back: bool = False) -> Array:
+    """Return the rows of q_proj and k_proj as llama.cpp turns them: pairs side by side."""
+    if "q_proj" in name:
+        heads = int(config.num_attention_heads)
+    elif "k_proj" in name:
+        heads = int(config.num_key_value_heads)
+    else:
+        return array
+    parts = (heads, -1, 2) if back else (heads, 2, array.shape[0] // heads // 2)
+    return array.reshape(*parts, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+
+
+def type_of(array: Array, kind: GgufType) -> GGMLQuantizationType:
+    """Return as what a tensor is stored: vectors as F32, rows that blocks do not fill as F16."""
+    if array.ndim == 1:
+        return GGMLQuantizationType.F32
+    if array.shape[1] % BLOCK:
+        return GGMLQuantizationType.F16
+    return GGMLQuantizationType[kind]
+
+
+def _write_shape(writer: GGUFWriter, config: PretrainedConfig) -> None:
+    heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
+    head_dim = int(getattr(config, "head_dim", None) or hidden // heads)
+    writer.add_context_length(int(config.max_position_embeddings))
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(int(config.num_hidden_layers))
+    writer.add_feed_forward_length(int(config.intermediate_size))
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(int(config.num_key_value_heads))
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(float(config.rms_norm_eps))
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_freq_base(float(_rope(config).get("rope_theta", 10_000.0)))
+    writer.add_vocab_size(int(config.vocab_size))
+    writer.add_quantization_version(2)
+
+
+def _compare(name: str, before: Array, after: Array, stored: GGMLQuantizationType) -> None:
+    rows = (before.ravel(), after.ravel())
+    size = BLOCK if before.size % BLOCK == 0 else before.size
+    wanted, found = (each.reshape(-1, size) for each in rows)
+    allowed = TOLERANCES[stored.name] * np.abs(wanted).max(axis=1) + 1e-6
+    if (np.abs(wanted - found).max(axis=1) > allowed).any():
+        raise ReadBackError(f"{name} reads back further off than {stored.name} allows")
+
+
+def _rope(config: PretrainedConfig) -> dict[str, Any]:
+    found: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    return found
+
+
+def _array(tensor: torch.Tensor) -> Array:
+    return tensor.float().cpu().numpy()
