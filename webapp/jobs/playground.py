@@ -34,7 +34,7 @@ class PlaygroundForm(forms.Form):
     prompt = forms.CharField(
         max_length=20_000,
         strip=False,
-        widget=forms.Textarea(attrs={"rows": 6, "class": "input"}),
+        widget=forms.Textarea(attrs={"rows": 6}),
     )
     form = forms.ChoiceField(
         label="Asked as",

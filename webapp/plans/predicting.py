@@ -24,10 +24,9 @@ BENCHMARK_METRICS = {  # what a job measures -> the planner's name of it
     "peak_memory_bytes": "peak_memory_bytes",
 }
 GENERATE_METRICS = {**BENCHMARK_METRICS, "tokens_per_second": "tokens_per_second"}
-SERVE_METRICS = {
+SERVE_METRICS = {  # not tokens per second: those follow from who asks
     "ttft_seconds": "ttft_seconds",
     "tpot_seconds": "tpot_seconds",
-    "tokens_per_second": "tokens_per_second",
     "peak_memory_bytes": "peak_memory_bytes",
 }
 TRAIN_METRICS = {

@@ -33,7 +33,7 @@ DRAINING = "Finishing what was asked"
 TICK_SECONDS = 0.1
 FIGURES_SECONDS = 1.0
 QUIET_FIGURES_SECONDS = 15.0  # while nobody asks
-DRAIN_SECONDS = scaled(10.0, least=0.3)  # within the grace of a stop
+DRAIN_SECONDS = scaled(8.0, least=0.3)  # within the grace of a stop
 LAST_WORDS_SECONDS = 2  # so long clients may take to hear of an error
 STALL_SECONDS = 600.0  # one pass takes no longer, or its device hangs
 
