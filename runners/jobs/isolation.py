@@ -14,6 +14,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import NoReturn, TypeVar
 
+import torch
+
 from runners.jobs.events import Emitter
 from runners.jobs.loading import pick_device
 from runners.jobs.runtime import BadInputError, Job
@@ -47,6 +49,9 @@ def _run_child(
     job: Job, work: Callable[[Job], Result], sender: "Connection[Result | BadInputError, None]"
 ) -> None:
     own = dataclasses.replace(job, emitter=Emitter(job.emitter.fd))  # threads are not forked
+    # Nor is torch's thread pool: whoever comes first makes it anew, and where two threads of a
+    # model's loader come at once, torch 2.13 gives up ("Invalid thread pool", 103 of 150 tries).
+    torch.set_num_threads(torch.get_num_threads())
     try:
         sender.send(work(own))
     except BadInputError as error:

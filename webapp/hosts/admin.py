@@ -10,7 +10,15 @@ from django.urls import reverse
 from django.utils.html import format_html
 
 from webapp.core.read_only import ReadOnlyAdmin
-from webapp.hosts.models import Device, EnrolmentToken, Epoch, Host, HostState, Pool
+from webapp.hosts.models import (
+    Device,
+    Distinction,
+    EnrolmentToken,
+    Epoch,
+    Host,
+    HostState,
+    Pool,
+)
 from webapp.hosts.services import host_set_state, token_create, token_revoke
 
 SECRETS = ("credential_hash", "command_salt", "redis_secret_hash")
@@ -72,6 +80,14 @@ class DeviceAdmin(ReadOnlyAdmin):
     list_display = ["host", "kind", "index", "name", "memory_bytes", "is_present", "cordoned_at"]
     list_filter = ["kind", "is_present"]
     search_fields = ["uuid", "host__name"]
+
+
+@admin.register(Distinction)
+class DistinctionAdmin(ReadOnlyAdmin):
+    """Hosts that look like one machine and are not, by an operator's word on their page."""
+
+    list_display = ["host", "other", "said_by", "said_at"]
+    search_fields = ["host__name", "other__name"]
 
 
 @admin.register(EnrolmentToken)

@@ -1,6 +1,8 @@
 """Parts that run in a fork: their value, their errors and their events come back."""
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -46,6 +48,24 @@ def test_a_crash_inside_ends_the_job_with_its_exit_code(job, capfd):
 
     assert ended.value.code == 1
     assert "broken" in capfd.readouterr().err
+
+
+def test_threads_inside_may_all_begin_with_torch_at_once(job):
+    """A model's loader does; the pool that was forked is of no use to any of them."""
+
+    def work(_job):
+        together = threading.Barrier(8)
+
+        def cast(_at):
+            together.wait()
+            return torch.ones(64, 64).to(torch.bfloat16).numel()
+
+        with ThreadPoolExecutor(8) as threads:
+            return sum(threads.map(cast, range(8)))
+
+    torch.set_num_threads(torch.get_num_threads())  # there is a pool, as in a prepared process
+
+    assert [run_isolated(job, work) for _ in range(10)] == [8 * 64 * 64] * 10
 
 
 def test_the_peak_of_one_part_is_not_counted_for_the_next(job):
