@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, Field, PositiveInt
 
 WeightDtype = Literal["fp32", "bf16", "fp16", "fp8", "int8", "int4"]
+QUANTISED_DTYPES: tuple[WeightDtype, ...] = ("int8", "fp8", "int4")
 NF4_BLOCK = 64  # weights per scale, fixed by bitsandbytes
 NF4_BITS = 4
 CompressMethod = Literal[

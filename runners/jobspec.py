@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from runners.compress_options import CompressOptions, WeightDtype
+from runners.compress_options import QUANTISED_DTYPES, CompressOptions, WeightDtype
 from runners.endpoint_spec import EndpointSettings
 
 ComputeDtype = Literal["fp32", "bf16", "fp16"]
@@ -265,8 +265,8 @@ class GenerateSpec(RunDocument):
         if self.kv_cache != "plain" and (self.speculation or self.batching == "continuous"):
             msg = f"kv_cache {self.kv_cache} runs in padded or packed batches; choose plain"
             raise ValueError(msg)
-        is_plain = self.weight_dtype not in ("int8", "int4")
-        if self.offload and (not is_plain or self.batching == "continuous"):
+        is_quantised = self.weight_dtype in QUANTISED_DTYPES
+        if self.offload and (is_quantised or self.batching == "continuous"):
             msg = (
                 f"offload {self.offload.method} runs with fp32, bf16 or fp16 weights in batches; "
                 f"weight_dtype is {self.weight_dtype} and batching {self.batching}"

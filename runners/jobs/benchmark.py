@@ -2,13 +2,13 @@
 
 from functools import partial
 
+from runners.compress_options import QUANTISED_DTYPES
 from runners.jobs.assessment import Assessment, Sampling, assess, held_out_ids
 from runners.jobs.evaluation import Perplexity, evaluate, perplexity_ratio
 from runners.jobs.generation import Workload
 from runners.jobs.isolation import run_isolated
 from runners.jobs.loading import (
     HOW_QUANTISED,
-    QUANTISED,
     load_model,
     opened_model,
     pick_device,
@@ -66,7 +66,7 @@ def _assess(spec: BenchmarkSpec, stages: Stages, job: Job) -> Assessment:
 
 def _has_original(job: Job, spec: BenchmarkSpec) -> bool:
     """Return whether the model is a folder of plain weights that this run quantises."""
-    if spec.weight_dtype not in QUANTISED or not isinstance(
+    if spec.weight_dtype not in QUANTISED_DTYPES or not isinstance(
         spec.model, FolderModel | ArtefactModel
     ):
         return False
@@ -86,7 +86,7 @@ def _original_perplexity(spec: BenchmarkSpec, stages: Stages, job: Job) -> Perpl
 
 def _context(spec: BenchmarkSpec) -> dict[str, str]:
     context = {"device": str(pick_device()), "threads": str(num_threads())}
-    if spec.weight_dtype in QUANTISED:
+    if spec.weight_dtype in QUANTISED_DTYPES:
         context["weight_dtype"] = HOW_QUANTISED[spec.weight_dtype]
     return context
 

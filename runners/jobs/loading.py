@@ -28,7 +28,7 @@ from transformers import (
     TorchAoConfig,
 )
 
-from runners.compress_options import NF4_BLOCK, WeightDtype
+from runners.compress_options import NF4_BLOCK, QUANTISED_DTYPES, WeightDtype
 from runners.jobs.model_files import check_config, pinned
 from runners.jobs.runtime import BadInputError, Job, MissingModelError
 from runners.jobspec import (
@@ -41,7 +41,6 @@ from runners.jobspec import (
 
 MODEL_ROOTS_VARIABLE = "SLIPWAY_MODEL_ROOTS"
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-QUANTISED: tuple[WeightDtype, ...] = ("int8", "fp8", "int4")
 CODE_FORMATS = ("pack-quantized", "int-quantized")
 PACKED_INT4_BITS = 4  # 3 and 2 bits count as int4: narrower ones have no name of their own
 BASE_DTYPE = torch.bfloat16  # what stays unquantised beside int8 and int4 matrices
@@ -157,7 +156,7 @@ def load_folder(folder: Path, dtype: WeightDtype, device: torch.device) -> PreTr
         msg = f"{folder} holds {stored} weights: load it as {stored}, or take its original"
         raise BadInputError(msg)
     options: dict[str, Any] = {"dtype": TORCH_DTYPES.get(dtype, BASE_DTYPE)}
-    if stored is None and dtype in QUANTISED:
+    if stored is None and dtype in QUANTISED_DTYPES:
         _check_blocks(folder, dtype)
         options["quantization_config"] = _quantisation_config(dtype)
     if not any(folder.glob("*.safetensors")):
@@ -310,7 +309,7 @@ def _load_random(
     torch.manual_seed(getattr(job.spec, "seed", 0))
     base = TORCH_DTYPES.get(dtype, BASE_DTYPE)
     model = fresh_model(ref.config, base)
-    if dtype not in QUANTISED:
+    if dtype not in QUANTISED_DTYPES:
         return ready(model, device=device)
     folder = job.scratch_dir() / "random-model"
     model.save_pretrained(str(folder))

@@ -8,6 +8,7 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.views.decorators.http import require_GET
 
+from runners.compress_options import QUANTISED_DTYPES
 from runners.reasons import Reason
 from webapp.accounts.models import Membership
 from webapp.accounts.roles import membership_of
@@ -42,7 +43,6 @@ from webapp.modelhub.models import TeamModel
 ARRIVAL_TIME = timedelta(hours=1)
 TAIL_LINES = 200
 LOG_PAGE_LINES = 2000
-NARROW_DTYPES = frozenset({"int8", "int4"})  # already compressed: nothing narrower runs
 TABS = (
     ("job-detail", "Overview"),
     ("job-metrics", "Metrics"),
@@ -185,7 +185,7 @@ def overview_context(job: Job, drawn: list[Drawn]) -> dict[str, Any]:
         "answer": figures.answer(rows),
         "changes": figures.before_after(job),
         "weight_dtype": job.spec.get("weight_dtype") or job.spec.get("method"),
-        "narrow_dtypes": NARROW_DTYPES,
+        "narrow_dtypes": QUANTISED_DTYPES,
         **artefact_context(job),
         "models": models_of(job),
         **log_context(log_lines(attempt, limit=TAIL_LINES)),

@@ -3,6 +3,7 @@
 from typing import Any
 
 from planner.specs.strategy import Strategy
+from runners.compress_options import QUANTISED_DTYPES
 from runners.jobspec import (
     DemoPrompts,
     FilePrompts,
@@ -16,7 +17,6 @@ from runners.jobspec import (
 from webapp.plans.errors import DraftProblem
 
 Draft = dict[str, Any]
-QUANTISED = ("int8", "int4")
 ROUNDING = 1e-9  # a share of 0.25 of eight layers leaves six, whatever floats say
 
 
@@ -85,7 +85,7 @@ def _check_streamable(model: ModelRef, weight_dtype: str) -> None:
             "on the host to bring. Choose a model whose weights are there.",
             "source",
         )
-    if weight_dtype in QUANTISED:
+    if weight_dtype in QUANTISED_DTYPES:
         raise DraftProblem(
             f"This plan brings {weight_dtype} layers from elsewhere in every pass; only fp32, "
             "bf16 and fp16 ones are. Pin the weights to one of these, or choose a smaller batch.",

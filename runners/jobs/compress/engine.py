@@ -15,13 +15,13 @@ import torch
 
 from runners.jobs.compress.activations import rounded_inputs
 from runners.jobs.compress.grid import Codes, Grid
-from runners.jobs.compress.layers import SEQUENCES_AT_ONCE, Extra, Hidden, LayerwiseModel
 from runners.jobs.compress.methods import METHODS, PREPARATIONS
 from runners.jobs.compress.norms import Passage, tweak_norms
 from runners.jobs.compress.results import Tensors, decoded, format_config, tensors_of
 from runners.jobs.compress.statistics import InputStatistics, output_error
 from runners.jobs.compress.store import AROUND, LayerStore
 from runners.jobs.evaluation import Perplexity, Windows, token_nlls
+from runners.jobs.layers import SEQUENCES_AT_ONCE, Extra, Hidden, LayerwiseModel
 from runners.jobspec import CompressSpec
 
 OnLayer = Callable[[int, int, Mapping[str, float]], None]

@@ -10,12 +10,12 @@ from runners.jobs.compress.engine import Compressed
 from runners.jobs.compress.gguf_file import check_writable, read_back, write_gguf
 from runners.jobs.compress.gguf_tokens import tokens_of
 from runners.jobs.compress.layerwise import check_disk
-from runners.jobs.compress.weights import WeightReader
 from runners.jobs.compress.whole_model import held_out_of, load_whole
 from runners.jobs.evaluation import evaluate
 from runners.jobs.loading import LoadedModel, load_tokenizer, require_tokenizer, shape_only
 from runners.jobs.runtime import Job
 from runners.jobs.stages import Stages
+from runners.jobs.weights import WeightReader
 from runners.jobspec import CompressSpec
 
 FILE_NAME = "model.gguf"

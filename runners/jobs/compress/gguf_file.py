@@ -24,8 +24,8 @@ from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from runners.compress_options import GgufType
 from runners.jobs.compress.gguf_tokens import write_tokens
-from runners.jobs.compress.weights import WeightReader
 from runners.jobs.runtime import BadInputError
+from runners.jobs.weights import WeightReader
 
 ARCHITECTURE = "llama"
 WRITABLE = ("llama", "mistral")  # model types that llama.cpp reads as llama

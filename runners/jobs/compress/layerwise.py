@@ -14,10 +14,10 @@ from runners.jobs.artefacts import weight_file_bytes
 from runners.jobs.assessment import held_out_ids
 from runners.jobs.compress.engine import Compressed, Engine, settings_of
 from runners.jobs.compress.folding import check_shape_known
-from runners.jobs.compress.layers import LayerwiseModel
 from runners.jobs.compress.store import LayerStore
 from runners.jobs.corpus import load_corpus
 from runners.jobs.evaluation import Windows, windows_of
+from runners.jobs.layers import LayerwiseModel
 from runners.jobs.loading import (
     BASE_DTYPE,
     LoadedModel,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from runners.jobs.compress.layers import SEQUENCES_AT_ONCE, Extra, Hidden
+from runners.jobs.layers import SEQUENCES_AT_ONCE, Extra, Hidden
 
 Values = Mapping[str, torch.Tensor]
 

@@ -9,10 +9,10 @@ from runners.compress_options import WeightDtype
 from runners.jobs.assessment import held_out_ids
 from runners.jobs.compress.engine import Compressed
 from runners.jobs.compress.folding import check_shape_known
-from runners.jobs.compress.layers import SEQUENCES_AT_ONCE
 from runners.jobs.compress.layerwise import texts
 from runners.jobs.compress.structure import kept_of, prune, taylor_scores
 from runners.jobs.evaluation import evaluate
+from runners.jobs.layers import SEQUENCES_AT_ONCE
 from runners.jobs.loading import (
     BASE_DTYPE,
     LoadedModel,

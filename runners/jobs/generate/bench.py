@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from runners.jobs.compress.layers import LayerwiseModel
 from runners.jobs.generate.batching import POLICIES
 from runners.jobs.generate.caches import cache_size, new_cache
 from runners.jobs.generate.continuous import PAGE_TOKENS, Pages, run_continuous
@@ -25,6 +24,7 @@ from runners.jobs.generate.placement import StreamedLayers, mapped
 from runners.jobs.generate.speculative import Guesser, guess_one
 from runners.jobs.generate.static import Ids, Limits, Padded, Setup, run_batch
 from runners.jobs.generate.warmup import measured_cost
+from runners.jobs.layers import LayerwiseModel
 from runners.jobs.loading import demo_config, fresh_model, ready
 from runners.jobs.memory import model_bytes, tensor_bytes
 from runners.jobs.runtime import prepare_process

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from runners.jobs.compress.layers import LayerwiseModel
+from runners.jobs.layers import LayerwiseModel
 from runners.jobs.loading import (
     TORCH_DTYPES,
     LoadedModel,

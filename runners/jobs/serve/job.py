@@ -47,10 +47,7 @@ class EngineStalledError(Exception):
 def work(job: Job) -> None:
     """Run one endpoint attempt."""
     checkpoint_on_sigterm(job)
-    spec = job.spec
-    if not isinstance(spec, ServeSpec):
-        msg = f"kind '{spec.kind}' is not 'serve'"
-        raise BadInputError(msg)
+    spec = job.spec_of(ServeSpec)
     with listening(spec) as door, gpu_telemetry(job.emitter):
         endpoint = Endpoint(job, spec, door)
         ending = asyncio.run(endpoint.run())

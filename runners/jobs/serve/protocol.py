@@ -1,7 +1,7 @@
 """What clients may ask in OpenAI's form, field by field, and the errors they get."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -183,16 +183,16 @@ class AskedChat(Asked):
         return found
 
 
+OneAsked = TypeVar("OneAsked", AskedCompletion, AskedChat)
+
+
 def asked_completion(body: bytes) -> AskedCompletion:
     """Return the request of a body.
 
     Raises:
         AskedError: what is wrong with which field.
     """
-    try:
-        return AskedCompletion.model_validate(_document(body))
-    except ValidationError as error:
-        raise _field_error(error) from None
+    return _asked(AskedCompletion.model_validate, body)
 
 
 def asked_chat(body: bytes) -> AskedChat:
@@ -201,8 +201,12 @@ def asked_chat(body: bytes) -> AskedChat:
     Raises:
         AskedError: what is wrong with which field.
     """
+    return _asked(AskedChat.checked, body)
+
+
+def _asked(check: Callable[[dict[str, Any]], OneAsked], body: bytes) -> OneAsked:
     try:
-        return AskedChat.checked(_document(body))
+        return check(_document(body))
     except ValidationError as error:
         raise _field_error(error) from None
 

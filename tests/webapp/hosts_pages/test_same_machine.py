@@ -3,7 +3,7 @@
 import pytest
 
 from tests.webapp.conftest import client_of, make_beat, make_job
-from tests.webapp.queue.test_one_machine import GPU, host_of
+from tests.webapp.machines import GPU, host_of
 from webapp.accounts.models import Membership, Role
 from webapp.hosts.beats import host_beat
 from webapp.hosts.models import Distinction, Host

@@ -7,7 +7,7 @@ import pytest
 from django.db import connection, transaction
 
 from tests.webapp.conftest import make_job
-from tests.webapp.queue.test_one_machine import host_of
+from tests.webapp.machines import host_of
 from webapp.audit.guard import CUTS, EVENTS, LINKS
 from webapp.hosts.models import Host
 from webapp.jobs.allocation import allocate_pool

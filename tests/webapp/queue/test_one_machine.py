@@ -4,9 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from tests.webapp.conftest import EXIT_OK, batch_of, claim, enrol, make_beat, make_facts, make_job
-from tests.webapp.conftest import make_microbench as bench
-from webapp.accounts.models import Team
+from tests.webapp.conftest import EXIT_OK, batch_of, claim, make_beat, make_job
+from tests.webapp.machines import GPU, host_of
 from webapp.core.clock import now
 from webapp.hosts.beats import host_beat
 from webapp.hosts.models import Distinction, Host
@@ -19,17 +18,6 @@ from webapp.jobs.services import job_stop, job_submit
 from webapp.queue.words import waiting_line
 
 pytestmark = pytest.mark.django_db(databases="__all__")
-MACHINE = "a" * 64
-GPU = {"index": 0, "uuid": "GPU-one", "name": "NVIDIA L4", "memory_bytes": 24 * 1024**3}
-
-
-def host_of(team: Team, name: str, **facts) -> Host:
-    """Return a ready host in contact; it is one of the shared machine, unless facts say else."""
-    host, _ = enrol(team, name=name)
-    said = make_facts(**{"machine_id": MACHINE, "user_id": 1001, **facts})
-    host_beat(host=host, beat=make_beat(facts=said, microbench=bench()))
-    host.refresh_from_db()
-    return host
 
 
 @pytest.fixture

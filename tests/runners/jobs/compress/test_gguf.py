@@ -13,9 +13,9 @@ from runners.jobs.artefacts import file_sha256
 from runners.jobs.compress.gguf_file import ReadBackError, check_writable, read_back, rearranged
 from runners.jobs.compress.gguf_tokens import tokens_of
 from runners.jobs.compress.job import work
-from runners.jobs.compress.weights import WeightReader
 from runners.jobs.loading import load_folder, load_tokenizer
 from runners.jobs.runtime import BadInputError
+from runners.jobs.weights import WeightReader
 from runners.jobspec import CompressSpec
 
 CPU = torch.device("cpu")

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from runners.jobs.compress.layers import LayerwiseModel
 from runners.jobs.compress.layerwise import pieces
+from runners.jobs.layers import LayerwiseModel
 from runners.jobs.loading import load_folder
 
 CPU = torch.device("cpu")

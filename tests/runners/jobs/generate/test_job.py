@@ -19,23 +19,11 @@ from runners.jobspec import (
     RandomModel,
 )
 from tests.runners.jobs.generate.reading import outputs
-from tests.runners.jobs.harness import TINY_CONFIG, Finished, wait_until
+from tests.runners.jobs.harness import TINY_CONFIG, wait_until
 
 PILE = DemoPrompts(count=7, input_tokens=24, shortest=3)
+DEFAULTS = {"prompts": PILE, "batch_size": 3, "output_tokens": 12}
 TEXTS = InlinePrompts(texts=("import os\n", "def", "class Path(", "    return self"))
-
-
-@pytest.fixture(scope="module")
-def generate(host, trained_model):
-    """Run a generation over the trained demo model in this process, in fp32."""
-
-    def run(name: str, **fields: object) -> Finished:
-        base = {"model": trained_model, "weight_dtype": "fp32", "prompts": PILE}
-        limits = {"batch_size": 3, "output_tokens": 12}
-        spec = GenerateSpec.model_validate({**base, **limits, **fields})
-        return host.run_here(name, spec, work)
-
-    return run
 
 
 @pytest.fixture(scope="module")

@@ -7,31 +7,19 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import save_file
 
-from runners.jobs.compress.layers import LayerwiseModel
-from runners.jobs.generate.job import work
+from runners.compress_options import QUANTISED_DTYPES
 from runners.jobs.generate.placement import StoredTensors, StreamedLayers, held_bytes
 from runners.jobs.generate.static import Limits, run_batch
+from runners.jobs.layers import LayerwiseModel
 from runners.jobs.loading import fresh_model
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import DemoModel, DemoPrompts, GenerateSpec, LayerStreaming, MappedWeights
 from tests.runners.jobs.generate.reading import outputs
-from tests.runners.jobs.harness import TINY_CONFIG, Finished
+from tests.runners.jobs.harness import TINY_CONFIG
 
 PILE = DemoPrompts(count=5, input_tokens=24, shortest=4)
+DEFAULTS = {"prompts": PILE, "batch_size": 4, "output_tokens": 12}
 PROMPTS = [[5, 7, 11, 13], [17, 19, 23]]
-
-
-@pytest.fixture(scope="module")
-def generate(host, trained_model):
-    """Run a generation over the trained demo model in this process, in fp32."""
-
-    def run(name: str, **fields: object) -> Finished:
-        base = {"model": trained_model, "weight_dtype": "fp32", "prompts": PILE}
-        limits = {"batch_size": 4, "output_tokens": 12}
-        spec = GenerateSpec.model_validate({**base, **limits, **fields})
-        return host.run_here(f"placement-{name}", spec, work)
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +143,9 @@ def test_more_resident_layers_than_there_are_is_refused(folder):
         streamed(folder, layers_resident=7)
 
 
-@pytest.mark.parametrize("changes", [{"batching": "continuous"}, {"weight_dtype": "int8"}])
+@pytest.mark.parametrize(
+    "changes", [{"batching": "continuous"}, *({"weight_dtype": each} for each in QUANTISED_DTYPES)]
+)
 def test_offload_is_refused_where_it_does_not_run(changes):
     fields = {"model": DemoModel(), "offload": LayerStreaming(), **changes}
 

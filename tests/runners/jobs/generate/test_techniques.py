@@ -7,27 +7,13 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from runners.jobs.generate.continuous import PAGE_TOKENS, Pages
-from runners.jobs.generate.job import work
 from runners.jobs.generate.speculative import check_draft
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import DemoModel, DemoPrompts, DraftGuess, GenerateSpec, PromptLookup
 from tests.runners.jobs.generate.reading import outputs
-from tests.runners.jobs.harness import Finished
 
 PILE = DemoPrompts(count=9, input_tokens=30, shortest=2)
-
-
-@pytest.fixture(scope="module")
-def generate(host, trained_model):
-    """Run a generation over the trained demo model in this process, in fp32."""
-
-    def run(name: str, **fields: object) -> Finished:
-        base = {"model": trained_model, "weight_dtype": "fp32", "prompts": PILE}
-        limits = {"batch_size": 4, "output_tokens": 16}
-        spec = GenerateSpec.model_validate({**base, **limits, **fields})
-        return host.run_here(f"technique-{name}", spec, work)
-
-    return run
+DEFAULTS = {"prompts": PILE, "batch_size": 4, "output_tokens": 16}
 
 
 @pytest.fixture(scope="module")

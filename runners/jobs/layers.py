@@ -16,8 +16,8 @@ import torch
 from accelerate import init_empty_weights
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from runners.jobs.compress.weights import WeightReader
 from runners.jobs.runtime import BadInputError
+from runners.jobs.weights import WeightReader
 
 SEQUENCES_AT_ONCE = 4
 Hidden = torch.Tensor
