@@ -18,6 +18,7 @@ UNIT_FORMATS = {
     "bytes_per_second": units.bandwidth,
     "flops_per_second": units.flops,
     "parameters": units.parameters,
+    "share": units.share,
 }
 # Every tensor class of the planner is drawn as one of six terms, always in this order.
 TERMS = (

@@ -111,6 +111,11 @@ def parameters(value: float) -> Quantity:
     return _scaled(value, 1000, ("", "K", "M", "B", "T"))
 
 
+def share(value: float) -> Quantity:
+    """Return a part of one as per cent."""
+    return Quantity(number(100 * value), "%")
+
+
 def money(value: float) -> Quantity:
     """Return US dollars."""
     return Quantity(number(value, 2 if value < 1 else 3), "$")

@@ -13,7 +13,7 @@ from django.utils.timezone import localtime
 from webapp.charts.figures import Prediction
 from webapp.core.clock import now
 from webapp.core.display import Figure, quantity
-from webapp.core.units import DAY, Quantity, about, clock
+from webapp.core.units import DAY, Quantity, about, clock, number
 from webapp.jobs.models import FINAL_STATES, Event, Job, JobState, Measurement
 
 MINUS = "\N{MINUS SIGN}"
@@ -41,9 +41,15 @@ FIGURES: dict[str, tuple[str, str]] = {  # metric -> label, base unit
     "disk_bytes": ("Size on disk", "bytes"),
     "acceptance_ratio": ("Guesses that were right", ""),
     "perplexity": ("Perplexity", ""),
+    "next_token_accuracy": ("Next token right", "share"),
+    "kl_divergence_nats": ("Divergence from the original", "nats per token"),
+    "top_token_agreement": ("Same next token as the original", "share"),
     "final_loss": ("Final loss", "nats per token"),
 }
-UNPREDICTED = {"acceptance_ratio", "perplexity", "final_loss", "disk_bytes"}
+UNPREDICTED = {
+    "acceptance_ratio", "perplexity", "final_loss", "disk_bytes",
+    "next_token_accuracy", "kl_divergence_nats", "top_token_agreement",
+}  # fmt: skip
 # The figure that stands for a job in the list, best first.
 MAIN_METRICS = (
     "tokens_per_second",
@@ -262,6 +268,20 @@ def before_after(job: Job) -> list[Change]:
             words = _change(after / before)
             rows.append(Change(label, quantity(before, unit), quantity(after, unit), words))
     return rows
+
+
+def beyond_chance(job: Job) -> str:
+    """Return whether the text read suffices to tell the model from its original."""
+    measured: Mapping[str, Any] = job.result.get("measured", {})
+    names = ("perplexity_ratio", "perplexity_ratio_low", "perplexity_ratio_high")
+    if not all(measured.get(name) for name in names):
+        return ""
+    ratio, low, high = (float(measured[name]) for name in names)
+    verdict = "no difference that this much text can show"
+    if low > 1 or high < 1:
+        verdict = f"{'worse' if low > 1 else 'better'} than the original beyond chance"
+    spread = f"{number(ratio, 4)}, 95 % interval {number(low, 4)} to {number(high, 4)}"
+    return f"Perplexity over the original's is {spread}, window by window: {verdict}."
 
 
 def _change(ratio: float) -> str:

@@ -19,6 +19,7 @@ from webapp.jobs import figures
 from webapp.jobs.actions import allowed
 from webapp.jobs.checklists import Checked, checks_of, preflight_of
 from webapp.jobs.endpoints import endpoint_of, key_shown_once
+from webapp.jobs.evaluating import LeftModel, left_model
 from webapp.jobs.gangs import deciding_part
 from webapp.jobs.giving_up import names_of, silent_parts
 from webapp.jobs.logs import Line, log_lines
@@ -184,6 +185,7 @@ def overview_context(job: Job, drawn: list[Drawn]) -> dict[str, Any]:
         "endpoint": endpoint_of(job),
         "answer": figures.answer(rows),
         "changes": figures.before_after(job),
+        "chance": figures.beyond_chance(job),
         "weight_dtype": job.spec.get("weight_dtype") or job.spec.get("method"),
         "narrow_dtypes": QUANTISED_DTYPES,
         **artefact_context(job),
@@ -267,7 +269,8 @@ def listings_of(job: Job) -> list[tuple[str, list[tuple[str, int, str]]]]:
     ]
 
 
-def models_of(job: Job) -> list[TeamModel]:
+def models_of(job: Job) -> list[LeftModel]:
     """Return the models that the job's current attempt added to the team's models."""
     attempt = job.current_attempt_id
-    return list(TeamModel.objects.filter(attempt_id=attempt)) if attempt else []
+    models = TeamModel.objects.filter(attempt_id=attempt) if attempt else []
+    return [left_model(model) for model in models]

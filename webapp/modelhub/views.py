@@ -13,10 +13,11 @@ from planner.errors import PlannerError
 from planner.specs.estimate import Estimate
 from planner.specs.model import ModelSpec
 from webapp.accounts.models import Role
-from webapp.accounts.roles import current_team, require_role
+from webapp.accounts.roles import current_team, has_role, require_role
 from webapp.core.problems import Problem
 from webapp.hosts.device import cluster_for_host
 from webapp.hosts.models import Host, HostState
+from webapp.jobs.evaluating import left_model
 from webapp.modelhub.forms import ModelNewForm
 from webapp.modelhub.models import TeamModel
 from webapp.modelhub.shapes import (
@@ -79,6 +80,7 @@ def model_detail(request: HttpRequest, model_id: str) -> HttpResponse:
         shape, asked, name = get_model(entry.id), entry.id, entry.id
     context: dict[str, Any] = {
         "team_model": team_model,
+        "evaluation": _evaluation(request, team_model),
         "entry": entry,
         "name": name,
         "shape": shape,
@@ -94,6 +96,13 @@ def model_detail(request: HttpRequest, model_id: str) -> HttpResponse:
             "dtypes": FIT_DTYPES,
         }
     return render(request, "modelhub/detail.html", context)
+
+
+def _evaluation(request: HttpRequest, model: TeamModel | None) -> str:
+    """Return the words of the button that evaluates a model, where the person may press it."""
+    if model is None or not has_role(request.user, model.team, Role.PRACTITIONER):
+        return ""
+    return left_model(model).evaluation
 
 
 def _entry_or_404(model_id: str) -> ModelEntry:

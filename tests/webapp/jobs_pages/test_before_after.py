@@ -2,7 +2,7 @@
 
 import pytest
 
-from webapp.jobs.figures import before_after
+from webapp.jobs.figures import before_after, beyond_chance
 from webapp.jobs.models import Job
 
 MEASURED = {
@@ -46,3 +46,37 @@ def test_a_figure_that_was_taken_only_once_is_left_out(changes):
 
 def test_a_job_without_result_has_no_table():
     assert before_after(Job(kind="train", spec={})) == []
+
+
+def told(low: float, high: float) -> str:
+    names = ("perplexity_ratio", "perplexity_ratio_low", "perplexity_ratio_high")
+    measured = dict(zip(names, ((low + high) / 2, low, high), strict=True))
+    return beyond_chance(Job(kind="evaluate", spec={}, result={"measured": measured}))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (1.01, 1.03, "1.010 to 1.030, window by window: worse than the original beyond chance"),
+        (0.96, 0.98, "better than the original beyond chance"),
+        (0.99, 1.02, "no difference that this much text can show"),
+    ],
+)
+def test_a_changed_perplexity_is_called_a_change_only_beyond_chance(low, high, words):
+    assert words in told(low, high)
+
+
+def test_without_an_original_nothing_is_said_of_chance():
+    measured = {"perplexity": 60.0, "next_token_accuracy": 0.25}
+
+    assert beyond_chance(Job(kind="evaluate", spec={}, result={"measured": measured})) == ""
+
+
+def test_a_share_is_shown_as_per_cent():
+    measured = {"original_next_token_accuracy": 0.25, "next_token_accuracy": 0.2}
+
+    (row,) = before_after(Job(kind="evaluate", spec={}, result={"measured": measured}))
+    assert (str(row.before), str(row.after)) == (
+        "25.0\N{NO-BREAK SPACE}%",
+        "20.0\N{NO-BREAK SPACE}%",
+    )

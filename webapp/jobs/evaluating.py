@@ -1,0 +1,117 @@
+"""Judge a model that a job made against the one that it was made from, at a press of a button."""
+
+from typing import NamedTuple
+
+from django.contrib import messages
+from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect
+from django.views.decorators.http import require_POST
+from pydantic import TypeAdapter
+
+from runners.jobspec import (
+    ArtefactModel,
+    CompressSpec,
+    EvaluateSpec,
+    FolderModel,
+    ModelSpec,
+)
+from webapp.accounts.models import Role
+from webapp.accounts.roles import has_role
+from webapp.core.problems import InvalidProblem, Problem
+from webapp.jobs.models import Job
+from webapp.jobs.services import job_create, job_submit
+from webapp.modelhub.models import TeamModel
+from webapp.plans.access import signed_in
+
+_SPEC: TypeAdapter[ModelSpec] = TypeAdapter(ModelSpec)
+AGAINST = "Evaluate against the original"
+ALONE = "Evaluate it"
+NO_WEIGHTS = (
+    "{} was not made by a job, so nothing says which original it should be compared with. "
+    "Compress or train a model here and evaluate what that leaves."
+)
+NO_HOST = "The host on which {} lies is gone, and its weights with it. Make the model again."
+ONE_FILE = (
+    "{} is a GGUF file for llama.cpp, which a job does not load again. The compression that wrote "
+    "it has read it back and judged it: see its page."
+)
+
+
+class LeftModel(NamedTuple):
+    """A model that a job left, and the words of its button; empty: it cannot be evaluated."""
+
+    model: TeamModel
+    evaluation: str
+
+
+def left_model(model: TeamModel) -> LeftModel:
+    """Return a model with what can be judged about it."""
+    try:
+        spec = evaluation_of(model)
+    except InvalidProblem:
+        return LeftModel(model, "")
+    return LeftModel(model, AGAINST if spec.original else ALONE)
+
+
+def evaluation_of(model: TeamModel) -> EvaluateSpec:
+    """Return the evaluation of a model against the one that its job began with.
+
+    A model trained from nothing has no original and is judged alone.
+
+    Raises:
+        InvalidProblem: no job made it, its host is gone, or no job can load it.
+    """
+    maker = Job.objects.filter(team=model.team, pk=model.facts.get("job") or "").first()
+    if model.source != "job" or maker is None:
+        raise InvalidProblem("no_original", NO_WEIGHTS.format(model.name))
+    if model.host_id is None:
+        raise InvalidProblem("no_host", NO_HOST.format(model.name))
+    made_by = _SPEC.validate_python(maker.spec)
+    if isinstance(made_by, CompressSpec) and made_by.is_exported:
+        raise InvalidProblem("one_file", ONE_FILE.format(model.name))
+    began_with = made_by.model
+    return EvaluateSpec.model_validate(
+        {
+            "model": ArtefactModel(
+                attempt_id=model.attempt_id, name=model.artefact_name or "model"
+            ),
+            "weight_dtype": model.weight_dtype,
+            "original": began_with
+            if isinstance(began_with, FolderModel | ArtefactModel)
+            else None,
+        }
+    )
+
+
+def evaluation_submit(*, model: TeamModel, by: User) -> Job:
+    """Queue the evaluation of a model on the host where it lies, and return its job.
+
+    Raises:
+        Problem: it cannot be evaluated, or the job service refuses.
+    """
+    spec = evaluation_of(model)
+    job = job_create(
+        team=model.team,
+        owner=by,
+        host=model.host,
+        spec=spec,
+        name=f"Evaluate {model.name}",
+        model_name=model.name,
+    )
+    return job_submit(job=job, by=by.get_username())
+
+
+@require_POST
+def model_evaluate(request: HttpRequest, model_id: str) -> HttpResponse:
+    """Queue an evaluation of one of the team's models and show its job."""
+    model = get_object_or_404(TeamModel.objects.visible_to(request.user), pk=model_id)
+    if not has_role(request.user, model.team, Role.PRACTITIONER):
+        raise PermissionDenied("To evaluate a model you need the role Practitioner or higher.")
+    try:
+        job = evaluation_submit(model=model, by=signed_in(request))
+    except Problem as problem:
+        messages.warning(request, problem.detail)
+        return redirect("model-detail", model.pk)
+    return redirect("job-detail", job.pk)
