@@ -112,6 +112,12 @@ ABILITIES: dict[str, Ability] = {
         "accelerate",
         f"{_GENERATE}/test_placement.py::test_weights_mapped_to_disk_by_accelerate_write_the_same",
     ),
+    "moe_offload": Ability(
+        "generate",
+        OWN,
+        f"{_GENERATE}/test_experts.py::"
+        "test_a_job_with_cached_experts_writes_the_same_and_says_what_it_brought",
+    ),
     "padding_free": Ability(
         "generate",
         OWN,

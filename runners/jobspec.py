@@ -21,6 +21,7 @@ from pydantic import (
 
 from runners.compress_options import QUANTISED_DTYPES, CompressOptions, WeightDtype
 from runners.endpoint_spec import EndpointSettings
+from runners.generate_options import Offload
 
 ComputeDtype = Literal["fp32", "bf16", "fp16"]
 
@@ -223,25 +224,6 @@ class DraftGuess(JobDocument):
 
 
 Speculation = Annotated[PromptLookup | DraftGuess, Field(discriminator="method")]
-
-
-class LayerStreaming(JobDocument):
-    """Keep the first layers on the device and bring each other one there in every pass."""
-
-    method: Literal["stream"] = "stream"
-    layers_resident: NonNegativeInt = 0
-    layers_from: Literal["disk", "host_memory"] = "disk"
-    look_ahead: bool = True  # read the next layer while one computes
-
-
-class MappedWeights(JobDocument):
-    """Let accelerate place what does not fit below a limit on disk."""
-
-    method: Literal["accelerate"] = "accelerate"
-    memory_bytes: PositiveInt  # for the weights
-
-
-Offload = Annotated[LayerStreaming | MappedWeights, Field(discriminator="method")]
 
 
 class GenerateSpec(RunDocument):

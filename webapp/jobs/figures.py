@@ -40,6 +40,9 @@ FIGURES: dict[str, tuple[str, str]] = {  # metric -> label, base unit
     "parameter_bytes": ("Weights in memory", "bytes"),
     "disk_bytes": ("Size on disk", "bytes"),
     "acceptance_ratio": ("Guesses that were right", ""),
+    "expert_hit_ratio": ("Experts found on the device", "share"),
+    "expert_guess_ratio": ("Guessed experts that were right", "share"),
+    "expert_bytes_brought": ("Experts brought to the device", "bytes"),
     "perplexity": ("Perplexity", ""),
     "next_token_accuracy": ("Next token right", "share"),
     "kl_divergence_nats": ("Divergence from the original", "nats per token"),
@@ -49,6 +52,7 @@ FIGURES: dict[str, tuple[str, str]] = {  # metric -> label, base unit
 UNPREDICTED = {
     "acceptance_ratio", "perplexity", "final_loss", "disk_bytes",
     "next_token_accuracy", "kl_divergence_nats", "top_token_agreement",
+    "expert_hit_ratio", "expert_guess_ratio", "expert_bytes_brought",
 }  # fmt: skip
 # The figure that stands for a job in the list, best first.
 MAIN_METRICS = (

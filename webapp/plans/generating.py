@@ -2,13 +2,15 @@
 
 from typing import Any
 
+from planner.cost.parameters import count_parameters
+from planner.specs.model import ModelSpec
 from planner.specs.strategy import Strategy
 from runners.compress_options import QUANTISED_DTYPES
+from runners.generate_options import ExpertCache, LayerStreaming, Source
 from runners.jobspec import (
     DemoPrompts,
     FilePrompts,
     GenerateSpec,
-    LayerStreaming,
     ModelRef,
     PromptLookup,
     Prompts,
@@ -21,7 +23,10 @@ ROUNDING = 1e-9  # a share of 0.25 of eight layers leaves six, whatever floats s
 
 
 def generate_spec(
-    draft: Draft, model: ModelRef, weight_dtype: str, offload: LayerStreaming | None = None
+    draft: Draft,
+    model: ModelRef,
+    weight_dtype: str,
+    offload: LayerStreaming | ExpertCache | None = None,
 ) -> GenerateSpec:
     """Return the typed document that the host runs.
 
@@ -55,18 +60,41 @@ def generate_spec(
     )
 
 
-def streaming_of(strategy: Strategy, num_layers: int) -> LayerStreaming | None:
+def offload_of(strategy: Strategy, shape: ModelSpec) -> LayerStreaming | ExpertCache | None:
     """Return how weights that a plan keeps elsewhere come to the device, None for all there.
 
-    The planner's share is of bytes; whole layers stay, so that no more memory is taken.
+    The planner's share is of the layers' bytes. Whole layers stay, so that no more memory is
+    taken; of a mixture of experts only experts leave, as the plan has it.
+
+    Raises:
+        DraftProblem: more is to leave than the experts.
     """
     offload = strategy.offload
     if offload is None or not strategy.away:
         return None
     share = min(1.0, offload.weights_cpu + offload.weights_disk)
-    stays = int(num_layers * (1.0 - share) + ROUNDING)
-    place = "disk" if offload.weights_disk > 0 else "host_memory"
+    place: Source = "disk" if offload.weights_disk > 0 else "host_memory"
+    if shape.num_experts:
+        return _expert_cache(shape, share, place)
+    stays = int(shape.num_hidden_layers * (1.0 - share) + ROUNDING)
     return LayerStreaming(layers_resident=stays, layers_from=place)
+
+
+def _expert_cache(shape: ModelSpec, share: float, place: Source) -> ExpertCache:
+    """Return the cache that takes no more than the plan: guesses have their room from it too."""
+    counts = count_parameters(shape)
+    away = share * counts.layer_linear / counts.experts
+    num_layers, visited = shape.num_moe_layers, shape.num_experts_per_tok
+    room = int(num_layers * shape.num_experts * (1.0 - away) + ROUNDING)
+    guesses = visited if room >= num_layers + visited else 0
+    if room < num_layers:
+        raise DraftProblem(
+            "This plan keeps less than one expert of each layer on the device. Jobs keep at least "
+            "one: allow more of the device's memory, fewer bits, or a smaller batch.",
+            "weight_dtype",
+        )
+    resident = (room - guesses) // num_layers
+    return ExpertCache(experts_resident=resident, experts_from=place, guessed_experts=guesses)
 
 
 def is_weights_only(strategy: Strategy) -> bool:

@@ -11,6 +11,7 @@ from django.contrib.auth.models import User
 
 from planner.catalog.models import get_entry
 from planner.catalog.reading import data_text
+from planner.specs.model import ModelSpec as ModelShape
 from planner.specs.plan import PlannedStrategy
 from runners.jobspec import (
     ArtefactModel,
@@ -31,7 +32,7 @@ from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
 from webapp.plans.compressing import compress_spec
 from webapp.plans.errors import DraftProblem
-from webapp.plans.generating import generate_spec, is_weights_only, streaming_of
+from webapp.plans.generating import generate_spec, is_weights_only, offload_of
 from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer, plan_keep
 from webapp.plans.predicting import prediction_of
@@ -133,7 +134,7 @@ def launch_of(plan: Plan, endpoint: EndpointWish | None = None) -> Launch:
     model = _model_ref(plan.draft, question)
     check_model(model, spread)
     shape = draft_shape(plan)
-    spec = _spec(plan.draft, model, best, shape.num_hidden_layers if shape else 0)
+    spec = _spec(plan.draft, model, best, shape)
     if endpoint is not None:
         spec = _endpoint_spec(plan, question, spec, endpoint)
     if isinstance(spec, TrainSpec):
@@ -247,7 +248,9 @@ def _team_model_ref(model: TeamModel, host: Host | None, pool: Pool | None) -> M
 # The program
 
 
-def _spec(draft: Draft, model: ModelRef, best: PlannedStrategy, num_layers: int) -> ModelSpec:
+def _spec(
+    draft: Draft, model: ModelRef, best: PlannedStrategy, shape: ModelShape | None
+) -> ModelSpec:
     """Return the typed document that the host runs."""
     goal = draft["goal"]["goal"]
     away = best.strategy.away
@@ -262,8 +265,8 @@ def _spec(draft: Draft, model: ModelRef, best: PlannedStrategy, num_layers: int)
     if goal == "serve":
         return _benchmark_spec(draft, model, best)
     if goal == "generate":
-        streaming = streaming_of(best.strategy, num_layers)
-        return generate_spec(draft, model, _runnable_dtype(best), streaming)
+        offload = offload_of(best.strategy, shape) if shape else None
+        return generate_spec(draft, model, _runnable_dtype(best), offload)
     return _train_spec(draft, model, best)
 
 

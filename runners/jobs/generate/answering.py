@@ -1,7 +1,7 @@
 """How the open prompts are answered: in padded or packed batches, continuously, or one by one."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from runners.jobs.generate.batching import POLICIES, Batch, CostModel, padding_ratio
@@ -42,6 +42,7 @@ class Run:
     guesser: Guesser | None = None
     figures: Figures = field(default_factory=Figures)
     notes: dict[str, str] = field(default_factory=dict)
+    placing_figures: Callable[[], Mapping[str, float]] = dict
 
     @property
     def setup(self) -> Setup:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from runners.generate_options import LayerStreaming
 from runners.jobs.generate.batching import POLICIES
 from runners.jobs.generate.caches import cache_size, new_cache
 from runners.jobs.generate.continuous import PAGE_TOKENS, Pages, run_continuous
@@ -28,7 +29,7 @@ from runners.jobs.layers import LayerwiseModel
 from runners.jobs.loading import demo_config, fresh_model, ready
 from runners.jobs.memory import model_bytes, tensor_bytes
 from runners.jobs.runtime import prepare_process
-from runners.jobspec import Batching, DemoModel, KvCache, LayerStreaming
+from runners.jobspec import Batching, DemoModel, KvCache
 
 SHAPE = DemoModel(
     hidden_size=256,

@@ -85,6 +85,7 @@ def _prepare(job: Job, spec: GenerateSpec, texts: Sequence[tuple[str, str]]) -> 
     run = Run(job, spec, loaded, prompts, journal, limits, meter, stages, guesser)
     if placed:
         run.notes["offload"] = placed.where
+        run.placing_figures = placed.figures
     return run
 
 
@@ -116,7 +117,7 @@ def _publish(run: Run, before: int) -> None:
     run.job.emitter.metric(terms_held({"kv_cache": run.figures.kv_cache_bytes}))
     measured = run.figures.measured(peak, held_bytes(run.loaded.model))
     run.job.emitter.result(
-        measured | {"prompts": float(len(records))},
+        {**measured, **run.placing_figures(), "prompts": float(len(records))},
         {**notes_of(peak, before), **run.notes, **_context(run.spec)},
     )
 

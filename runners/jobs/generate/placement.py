@@ -1,16 +1,9 @@
-"""Weights that need not all be in memory: read layer by layer, or mapped by accelerate.
-
-Bytes are read into memory that is given back, not mapped from the file: a mapped file counts
-as the process's own memory as soon as it was read once, and no limit would hold.
-"""
+"""Weights that need not all be in memory: by layers, by experts, or mapped by accelerate."""
 
 # mypy: disable-error-code="no-untyped-call"
 # transformers ships types, but leaves some of its functions without.
 
-import json
-import os
-import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +12,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from runners.generate_options import ExpertCache, LayerStreaming, MappedWeights
+from runners.jobs.generate.experts import CachedExperts
 from runners.jobs.layers import LayerwiseModel
 from runners.jobs.loading import (
     TORCH_DTYPES,
@@ -29,11 +24,8 @@ from runners.jobs.loading import (
 )
 from runners.jobs.memory import tensor_bytes
 from runners.jobs.runtime import BadInputError, Job
-from runners.jobspec import ArtefactModel, FolderModel, GenerateSpec, LayerStreaming, MappedWeights
-
-STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-HEADER_BYTES = struct.Struct("<Q")
-Tensors = Mapping[str, torch.Tensor]
+from runners.jobs.stored import StoredTensors, Tensors, check_finite, in_host
+from runners.jobspec import ArtefactModel, FolderModel, GenerateSpec
 
 
 @dataclass(frozen=True)
@@ -42,6 +34,7 @@ class Placed:
 
     loaded: LoadedModel
     where: str
+    figures: Callable[[], Mapping[str, float]] = dict  # what the placing itself measured
 
 
 def place_model(job: Job, spec: GenerateSpec) -> Placed:
@@ -62,6 +55,10 @@ def place_model(job: Job, spec: GenerateSpec) -> Placed:
     elif isinstance(asked, LayerStreaming):
         streamed = StreamedLayers(LayerwiseModel(folder, device, dtype), folder, asked)
         model, where = streamed.model, streamed.where
+    elif isinstance(asked, ExpertCache):
+        cached = CachedExperts(folder, device, dtype, asked)
+        loaded = LoadedModel(cached.model, load_tokenizer(folder), device)
+        return Placed(loaded, cached.where, cached.shelf.figures.measured)
     else:
         msg = "the job asks for no offload"
         raise BadInputError(msg)
@@ -154,82 +151,6 @@ class StreamedLayers:
         names = [name for name in self._files.names if name.startswith(own)]
         device, dtype = self._skeleton.device, self._skeleton.dtype
         return {name.removeprefix(own): self._files.read(name).to(device, dtype) for name in names}
-
-
-def in_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor in host memory, from where a GPU can fetch it by itself."""
-    held = tensor.cpu()
-    return held.pin_memory() if tensor.is_cuda else held
-
-
-def check_finite(tensors: Tensors, prefix: str) -> None:
-    """Raise BadInputError for a tensor with NaN or infinity."""
-    for name, tensor in tensors.items():
-        if not bool(tensor.isfinite().all()):
-            msg = f"{prefix}{name} holds NaN or infinity; train or download the model again"
-            raise BadInputError(msg)
-
-
-class StoredTensors:
-    """The tensors of a folder's safetensors files, each read into memory of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        """Open the files and read what is where.
-
-        Raises:
-            BadInputError: a tensor is stored as something else than a float of 16 or 32 bits.
-        """
-        self._places: dict[str, _Place] = {}
-        for path in sorted(folder.glob("*.safetensors")):
-            self._places |= _places(path)
-
-    @property
-    def names(self) -> list[str]:
-        """Return the names of all tensors."""
-        return list(self._places)
-
-    def read(self, name: str) -> torch.Tensor:
-        """Return one tensor."""
-        place = self._places[name]
-        data = bytearray(place.num_bytes)
-        view = memoryview(data)
-        done = 0
-        while done < len(data):
-            count = os.preadv(place.file, [view[done:]], place.offset + done)
-            if not count:
-                msg = f"the file of {name} became shorter while it was read; copy it again"
-                raise BadInputError(msg)
-            done += count
-        return torch.frombuffer(data, dtype=place.dtype).reshape(place.shape)
-
-
-@dataclass(frozen=True)
-class _Place:
-    file: int
-    offset: int
-    num_bytes: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-
-def _places(path: Path) -> dict[str, _Place]:
-    """Return where a file's tensors are; its header was read by safetensors before."""
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    length = HEADER_BYTES.unpack(os.pread(file, HEADER_BYTES.size, 0))[0]
-    header = json.loads(os.pread(file, length, HEADER_BYTES.size))
-    start = HEADER_BYTES.size + length
-    found = {}
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        if entry["dtype"] not in STORED_DTYPES:
-            known = ", ".join(STORED_DTYPES)
-            msg = f"{name} is stored as {entry['dtype']}; layers are streamed from {known}"
-            raise BadInputError(msg)
-        begin, end = entry["data_offsets"]
-        dtype, shape = STORED_DTYPES[entry["dtype"]], tuple(entry["shape"])
-        found[name] = _Place(file, start + begin, end - begin, dtype, shape)
-    return found
 
 
 def mapped(

@@ -2,12 +2,13 @@
 
 import pytest
 
+from planner.specs.model import ModelSpec
 from planner.specs.strategy import Strategy
+from runners.generate_options import ExpertCache, LayerStreaming
 from runners.jobspec import (
     DemoPrompts,
     FilePrompts,
     GenerateSpec,
-    LayerStreaming,
     PromptLookup,
     RandomModel,
 )
@@ -15,12 +16,26 @@ from tests.webapp.plans.conftest import with_model
 from webapp.jobs.calibrate import is_as_planned
 from webapp.plans import launching
 from webapp.plans.errors import DraftProblem
-from webapp.plans.generating import is_weights_only, streaming_of
+from webapp.plans.generating import is_weights_only, offload_of
 from webapp.plans.launching import launch_note, launch_of
 from webapp.plans.planning import current_answer
 from webapp.wizard.forms import GenerateForm
 
 pytestmark = pytest.mark.django_db
+DENSE = ModelSpec(
+    model_type="llama",
+    head_dim=16,
+    max_position_embeddings=64,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=8,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=512,
+)
+SPARSE = DENSE.model_copy(
+    update={"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+)
 
 
 def strategy_with(**offload: float) -> Strategy:
@@ -136,13 +151,40 @@ def test_a_pile_that_is_not_the_plans_calibrates_nothing(changes):
     ],
 )
 def test_the_share_of_weights_away_is_rounded_to_whole_layers(offload, resident, place):
-    asked = streaming_of(strategy_with(**offload), num_layers=8)
+    asked = offload_of(strategy_with(**offload), DENSE)
 
     assert asked == LayerStreaming(layers_resident=resident, layers_from=place)
 
 
 def test_a_plan_that_keeps_all_on_the_device_streams_nothing():
-    assert streaming_of(Strategy(weight_dtype="bf16"), num_layers=8) is None
+    assert offload_of(Strategy(weight_dtype="bf16"), DENSE) is None
+
+
+@pytest.mark.parametrize(
+    ("offload", "place", "fewest", "most"),
+    [({"weights_cpu": 0.5}, "host_memory", 3, 4), ({"weights_disk": 0.25}, "disk", 5, 6)],
+)
+def test_of_a_sparse_model_experts_leave_and_guesses_have_their_room_from_the_plans(
+    offload, place, fewest, most
+):
+    asked = offload_of(strategy_with(**offload), SPARSE)
+
+    assert isinstance(asked, ExpertCache)
+    assert fewest <= asked.experts_resident <= most
+    assert (asked.experts_from, asked.guessed_experts) == (place, 2)
+
+
+def test_where_hardly_an_expert_stays_none_is_guessed():
+    share = {"weights_cpu": 0.8}
+
+    asked = offload_of(strategy_with(**share), SPARSE)
+
+    assert (asked.experts_resident, asked.guessed_experts) == (1, 0)
+
+
+def test_a_plan_that_keeps_no_expert_of_each_layer_is_refused_with_the_way_out():
+    with pytest.raises(DraftProblem, match="Jobs keep at least one"):
+        offload_of(strategy_with(weights_disk=1.0), SPARSE)
 
 
 @pytest.mark.parametrize("more", [{"kv_cpu": 0.5}, {"activations_cpu": 1.0}])

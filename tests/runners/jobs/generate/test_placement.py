@@ -8,12 +8,14 @@ from pydantic import ValidationError
 from safetensors.torch import save_file
 
 from runners.compress_options import QUANTISED_DTYPES
-from runners.jobs.generate.placement import StoredTensors, StreamedLayers, held_bytes
+from runners.generate_options import LayerStreaming, MappedWeights
+from runners.jobs.generate.placement import StreamedLayers, held_bytes
 from runners.jobs.generate.static import Limits, run_batch
 from runners.jobs.layers import LayerwiseModel
 from runners.jobs.loading import fresh_model
 from runners.jobs.runtime import BadInputError
-from runners.jobspec import DemoModel, DemoPrompts, GenerateSpec, LayerStreaming, MappedWeights
+from runners.jobs.stored import StoredTensors
+from runners.jobspec import DemoModel, DemoPrompts, GenerateSpec
 from tests.runners.jobs.generate.reading import outputs
 from tests.runners.jobs.harness import TINY_CONFIG
 

@@ -1,0 +1,45 @@
+"""Where a generation's weights are: on the device, brought in every pass, or kept as they fit."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+
+Source = Literal["disk", "host_memory"]
+
+
+class Option(BaseModel):
+    """The common ground of all options: frozen, and strict about unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class LayerStreaming(Option):
+    """Keep the first layers on the device and bring each other one there in every pass."""
+
+    method: Literal["stream"] = "stream"
+    layers_resident: NonNegativeInt = 0
+    layers_from: Source = "disk"
+    look_ahead: bool = True  # read the next layer while one computes
+
+
+class MappedWeights(Option):
+    """Let accelerate place what does not fit below a limit on disk."""
+
+    method: Literal["accelerate"] = "accelerate"
+    memory_bytes: PositiveInt  # for the weights
+
+
+class ExpertCache(Option):
+    """Keep the last used experts of each layer on the device and bring the others when asked for.
+
+    ``guessed_experts`` of the next layer, at most, are brought while a layer computes: those that
+    its router would choose for what this layer sees. They have room of their own.
+    """
+
+    method: Literal["experts"] = "experts"
+    experts_resident: PositiveInt = 2  # of each layer
+    experts_from: Source = "disk"
+    guessed_experts: NonNegativeInt = 2  # 0: none is brought before its layer asks
+
+
+Offload = Annotated[LayerStreaming | MappedWeights | ExpertCache, Field(discriminator="method")]
