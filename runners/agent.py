@@ -18,6 +18,7 @@ from runners.attempts import Verdict
 from runners.bench import MicrobenchRunner, command_for
 from runners.client import RefusedError, ServerClient, ServerError
 from runners.config import Credential, HostConfigError, HostDir
+from runners.environments.keeper import Keeper
 from runners.epoch import EpochMemory
 from runners.facts import Microbench, NetworkMeasurement
 from runners.messages import Beat, BeatReply
@@ -69,6 +70,7 @@ class Agent:
             host_dir, config, self.client, boot_id=procfs.boot_id(), render=render
         )
         self._epoch = EpochMemory(host_dir.path)
+        self.environments = Keeper(host_dir)
         self._credential = credential
         self._stream = _event_stream(host_dir, credential)
         self._beside: Companion | None = None
@@ -121,6 +123,7 @@ class Agent:
                 if wake.wait(LOOK_SECONDS):
                     self._next_beat = 0.0
             self.bench.cancel()
+            self.environments.stop()
             for loop in loops:
                 loop.stop()
             self.shipping.close()
@@ -173,6 +176,7 @@ class Agent:
         self._note_answered()
         self._next_beat = self._clock() + self._rest_seconds(reply)
         self._is_first_beat, self._measured = False, None
+        self.environments.told()
         if self._tells_facts():
             self._facts_due_at = self._clock() + FACTS_SECONDS
         if reply.recheck:
@@ -186,6 +190,7 @@ class Agent:
             self.reconciler.problems.append(behind)
         else:
             self.reconciler.retry_claims()
+        self.environments.obey(reply.environments)
         if reply.rotate:
             self._rotate()
 
@@ -208,6 +213,7 @@ class Agent:
             else None,
             microbench=self._measured,
             is_agent_start=self._is_first_beat,
+            environments=self.environments.news(everything=self._tells_facts()),
             epoch=self._epoch.seen,
         )
 
@@ -215,7 +221,7 @@ class Agent:
         return self._clock() >= self._facts_due_at
 
     def _rest_seconds(self, reply: BeatReply) -> float:
-        is_awaited = bool(reply.wanted or reply.stop or self._verdicts)
+        is_awaited = bool(reply.wanted or reply.stop or reply.environments or self._verdicts)
         return min(LIVE_BEAT_SECONDS, self._beat_seconds) if is_awaited else self._beat_seconds
 
     def _rotate(self) -> None:

@@ -19,6 +19,7 @@ from pydantic import (
 
 from runners.addresses import IpAddress, Port
 from runners.endpoint_spec import ServedName
+from runners.environment_messages import EnvironmentOrder, EnvironmentState
 from runners.facts import HostFacts, Microbench
 from runners.jobspec import JobSpec, SecretName
 from runners.places import Gang, RunDevice
@@ -126,6 +127,7 @@ class Beat(Message):
     facts: HostFacts | None = None  # at agent start
     microbench: Microbench | None = None  # once after it ran
     is_agent_start: bool = False
+    environments: tuple[EnvironmentState, ...] | None = Field(default=None, max_length=32)
     epoch: EpochShown | None = None  # the highest that this host has seen
 
 
@@ -157,6 +159,7 @@ class BeatReply(Message):
     rotate: bool = False  # an operator wants new secrets: see RotateRequest
     epoch: EpochShown | None = None
     recheck: bool = False  # an operator mended something: say anew what the host is
+    environments: tuple[EnvironmentOrder, ...] = ()  # what an operator wants built or removed
 
 
 # Claim and start

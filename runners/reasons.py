@@ -21,6 +21,7 @@ class Reason(StrEnum):
     # Ours to answer for: the class is ``error``.
     PREFLIGHT_FAILED = "preflight_failed"
     ENGINE_START_FAILED = "engine_start_failed"
+    ENVIRONMENT_FAILED = "environment_failed"
     START_TIMEOUT = "start_timeout"
     NEVER_STARTED = "never_started"
     SUPERVISOR_LOST = "supervisor_lost"

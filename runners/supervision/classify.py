@@ -10,7 +10,10 @@ from typing import NamedTuple
 from runners.reasons import Reason
 from runners.supervision import oom
 
+ENVIRONMENT_NOT_BUILT = "ENVIRONMENT_NOT_BUILT"
 _TEXTS = (
+    # Before anything of its cause: pip may say that the disk is full.
+    (Reason.ENVIRONMENT_FAILED, re.compile(rf"^{ENVIRONMENT_NOT_BUILT}: ", re.MULTILINE)),
     # What a job process writes to stderr itself when it lacks its input.
     (Reason.MODEL_OR_DATA_MISSING, re.compile(r"^MODEL_OR_DATA_MISSING: ", re.MULTILINE)),
     (Reason.OOM_GPU, oom.GPU),

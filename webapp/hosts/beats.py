@@ -15,6 +15,7 @@ from runners.reasons import Reason
 from webapp.core.clock import now, now_ms
 from webapp.core.rows import RowChange, update_each
 from webapp.hosts.contact import contact_of
+from webapp.hosts.environments import findings_after, orders_of
 from webapp.hosts.epoch import epoch, epochs_hear, is_authentic, shown
 from webapp.hosts.findings import WANTS_RECHECK
 from webapp.hosts.models import Host, HostState, Pool
@@ -76,6 +77,7 @@ def _reply(
         run_microbench=not host.microbench,
         rotate=host.rotation_asked_at is not None,
         recheck=WANTS_RECHECK in host.checks,
+        environments=orders_of(host),
     )
 
 
@@ -98,7 +100,7 @@ def _stored(spoken: Sequence[Spoken]) -> dict[str, Host]:
 
 def _tell_checks(host: Host, beat: Beat) -> None:
     """Have an open check-list look again when a beat brought what it shows."""
-    if host.state == HostState.CHECKING or beat.facts or beat.microbench:
+    if host.state == HostState.CHECKING or beat.facts or beat.microbench or beat.environments:
         publish_host_checks(host)
 
 
@@ -117,7 +119,7 @@ def _apply(host: Host, beat: Beat) -> RowChange:
 
 def _changes(host: Host, beat: Beat) -> dict[str, Any]:
     changes: dict[str, Any] = {
-        "last_beat": beat.model_dump(mode="json", exclude={"facts", "microbench"}),
+        "last_beat": beat.model_dump(mode="json", exclude={"facts", "microbench", "environments"}),
         "last_seen_at": now(),
         "boot_id": beat.boot_id,
         "agent_version": beat.agent_version,
@@ -127,6 +129,9 @@ def _changes(host: Host, beat: Beat) -> dict[str, Any]:
         changes["facts"] = beat.facts.model_dump(mode="json")
         changes["checks"] = {k: v for k, v in host.checks.items() if k != WANTS_RECHECK}
         changes["kind"] = kind_of(beat.facts)
+    if beat.environments is not None:
+        found = changes.get("checks", host.checks)
+        changes["checks"] = findings_after(found, beat.environments)
     seen = beat.epoch
     if seen is not None and seen.number > host.epoch_seen and is_authentic(seen):
         changes["epoch_seen"] = seen.number

@@ -2,10 +2,19 @@
 
 from django.urls import URLPattern, URLResolver, path
 
-from webapp.hosts import adding, cordon_views, reaching, same_machine, views, virtual
+from webapp.hosts import (
+    adding,
+    cordon_views,
+    environment_views,
+    reaching,
+    same_machine,
+    views,
+    virtual,
+)
 
 HOST = "hosts/<slug:slug>/"
 DEVICE = f"{HOST}devices/<slug:device_id>/"
+ENVIRONMENT = f"{HOST}environments/<slug:name>/"
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("hosts/", views.host_list, name="host-list"),
@@ -25,4 +34,6 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(f"{HOST}retire/", cordon_views.host_retire, name="host-retire"),
     path(f"{DEVICE}cordon/", cordon_views.device_cordon_view, name="device-cordon"),
     path(f"{DEVICE}uncordon/", cordon_views.device_uncordon_view, name="device-uncordon"),
+    path(f"{ENVIRONMENT}build/", environment_views.environment_build, name="environment-build"),
+    path(f"{ENVIRONMENT}remove/", environment_views.environment_remove, name="environment-remove"),
 ]

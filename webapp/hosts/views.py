@@ -19,6 +19,7 @@ from webapp.hosts.beside import hosts_beside
 from webapp.hosts.checks import clock_words, machine_words, open_checks
 from webapp.hosts.contact import Contact, contact_of, silent_seconds
 from webapp.hosts.cordons import devices_of
+from webapp.hosts.environments import environments_of
 from webapp.hosts.findings import recheck_ask
 from webapp.hosts.health import health_of
 from webapp.hosts.models import EnrolmentToken, Host, HostState
@@ -134,6 +135,7 @@ def host_detail(request: HttpRequest, slug: str) -> HttpResponse:
         "clock_words": clock_words(host.clock_offset_ms or 0),
         "devices": devices_of(host, request.user),
         "beside": hosts_beside(host, request.user),
+        "environments": environments_of(host),
         "is_operator": has_role(request.user, host.team, Role.OPERATOR),
     }
     context |= live_context(request, [f"host:{host.pk}", "jobs"])
@@ -154,6 +156,8 @@ def event_words(event: Event) -> str:
     if event.kind in {"host.told_apart", "host.told_together"}:
         verb = "Another machine than" if event.kind == "host.told_apart" else "One machine with"
         return f"{verb} {event.detail.get('other', 'another host')}"
+    if named := event.detail.get("environment"):
+        return f"Environment {named}: {event.kind.rpartition('_')[2]} asked for"
     return event.kind.partition(".")[2].replace("_", " ").capitalize()
 
 

@@ -57,6 +57,10 @@ WORDS: Mapping[Reason, Words] = {
         "The engine did not start.",
         "Read the log for the missing piece, install it on the host and clone the job.",
     ),
+    Reason.ENVIRONMENT_FAILED: Words(
+        "The environment that the job runs in could not be built on the host.",
+        "The last lines of its log name the cause; mend it, then build it on the host's page.",
+    ),
     Reason.START_TIMEOUT: Words(
         "The host did not take the job within two minutes.",
         "See on the host's page whether its agent runs, then clone the job.",

@@ -43,6 +43,10 @@ LOOKS = {
     "lost": Look("warn", "question", "Last known"),
     "never": Look("", "clock", "Not heard yet"),
     "unknown": Look("", "clock", "Not seen yet"),
+    # environments of a host
+    "absent": Look("", "draft", "Not built"),
+    "building": Look("live", "turn", "Building"),
+    "outdated": Look("warn", "triangle", "Of other versions"),
     # plans and verdicts
     "computed": Look("good", "check", "Computed"),
     "fits": Look("good", "check", "Fits"),

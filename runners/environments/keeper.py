@@ -1,0 +1,92 @@
+"""Carries out what an operator wants done with this host's environments, one after the other.
+
+A build is a process of its own. It may outlive the agent; killed, it is begun anew as long as
+the server asks for it.
+"""
+
+import logging
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from runners.config import HostDir
+from runners.environment_messages import EnvironmentOrder, EnvironmentState
+from runners.environments.store import LAST, EnvironmentBusyError, Store
+from runners.supervision import record
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+log = logging.getLogger(__name__)
+
+
+class Keeper:
+    """The environments of one host, as its agent sees them."""
+
+    def __init__(self, host_dir: HostDir) -> None:
+        self.store = Store(host_dir)
+        self._host_dir = host_dir
+        self._child: subprocess.Popen[bytes] | None = None
+        self._saying: tuple[EnvironmentState, ...] = ()
+        self._told: tuple[EnvironmentState, ...] = ()
+
+    @property
+    def is_building(self) -> bool:
+        """Return whether a build of ours is under way."""
+        return self._child is not None and self._child.poll() is None
+
+    def news(self, *, everything: bool) -> tuple[EnvironmentState, ...] | None:
+        """Return every environment as it is now; None where the server knows that already."""
+        self._saying = self.store.states()
+        return self._saying if everything or self._saying != self._told else None
+
+    def told(self) -> None:
+        """Note that the server has what was said last."""
+        self._told = self._saying
+
+    def obey(self, orders: Sequence[EnvironmentOrder]) -> None:
+        """Bring the environments closer to what is wanted."""
+        if self.is_building:
+            return
+        self.store.sweep()
+        known = set(self.store.names())
+        for order in (order for order in orders if order.name in known):
+            state = self.store.state(order.name)
+            if state.order_id == order.order_id or state.stage == "building":
+                continue  # done already, or a job builds it
+            if order.action == "remove":
+                self._remove(order)
+            elif not self.is_building:
+                self._build(order)
+
+    def stop(self) -> None:
+        """End a build of ours; what is unfinished goes with it."""
+        if self._child is not None and self.is_building:
+            self._child.terminate()
+            self._child.wait()
+
+    def _build(self, order: EnvironmentOrder) -> None:
+        self._child = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "runners.environments"),
+                *(str(self._host_dir.path), order.name, order.order_id),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=PROJECT,
+            start_new_session=True,
+        )
+
+    def _remove(self, order: EnvironmentOrder) -> None:
+        words = ""
+        try:
+            self.store.remove(order.name)
+        except EnvironmentBusyError as busy:
+            words = f"It was not removed: {busy}."
+        self._note(order, words)
+
+    def _note(self, order: EnvironmentOrder, words: str) -> None:
+        log.info("environment %s: %s %s", order.name, order.action, words or "done")
+        document = {"order_id": order.order_id, "words": words}
+        record.write_json(self.store.home(order.name) / LAST, document)

@@ -1,0 +1,65 @@
+"""Start a job in a named environment; the arguments are its name, the job's module, its folder.
+
+Where the environment is not there yet it is built first, as a phase of the job that says how
+far it is. Then this process becomes the job: the same process for the supervisor, with the
+environment's interpreter.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from runners.config import HostDir
+from runners.environments.builder import BuildError, Step, ensure, pip_variables
+from runners.environments.pins import PinsError
+from runners.environments.store import Store
+from runners.jobs.events import Emitter
+from runners.jobs.runtime import EXIT_BAD_INPUT, HOST_DIR_VARIABLE
+from runners.supervision.classify import ENVIRONMENT_NOT_BUILT
+
+TERMINATED = 143
+
+
+def prepared(store: Store, name: str) -> Path:
+    """Return the interpreter of an environment, built if it must be, and kept from removal.
+
+    Raises:
+        BuildError: it cannot be built.
+        PinsError: this host knows no such environment.
+    """
+    store.hold(name)  # to the end of this process, whatever it becomes
+    pins = store.pins(name)
+    if not store.is_ready(pins):
+        emitter = Emitter.from_environment()
+        emitter.phase(f"Building the environment {name}")
+
+        def tell(step: Step) -> None:
+            emitter.say(f"environment {name}: {step.words}")
+            emitter.progress(step.done, step.total, "steps")
+
+        try:
+            ensure(store, pins, tell)
+        finally:
+            emitter.close()
+    return store.python(pins)
+
+
+def main() -> None:
+    """Become the job; exit with 3 and the cause on stderr where the environment fails."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    name, module, folder = sys.argv[1:]
+    host_dir = os.environ.get(HOST_DIR_VARIABLE) or str(Path(folder).parent.parent)
+    try:
+        python = prepared(Store(HostDir(Path(host_dir))), name)
+    except (BuildError, PinsError) as error:
+        sys.stderr.write(f"{ENVIRONMENT_NOT_BUILT}: {error}\n")
+        sys.exit(EXIT_BAD_INPUT)
+    for variable in pip_variables():  # an index's address may hold a password
+        del os.environ[variable]
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.execv(python, [str(python), "-m", module, folder])  # noqa: S606 - no shell: a list
+
+
+if __name__ == "__main__":
+    main()

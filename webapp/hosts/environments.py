@@ -1,0 +1,100 @@
+"""The named environments of a host: what it says of them, and what an operator wants done."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import transaction
+
+from runners.environment_messages import MAIN, EnvironmentOrder, EnvironmentState
+from webapp.core.clock import now
+from webapp.core.ids import new_ulid
+from webapp.core.problems import InvalidProblem, NotFoundProblem
+from webapp.hosts.findings import checks_update
+from webapp.hosts.models import Host
+from webapp.jobs.models import Event
+from webapp.live.publish import publish_host_checks
+
+SAID, ORDERS = "environments", "environment_orders"  # names in Host.checks
+ACTIONS = ("build", "remove")
+Findings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class EnvironmentRow:
+    """One environment as the host's page shows it."""
+
+    state: EnvironmentState
+    wanted: str  # an order that the host has not carried out: build or remove
+
+    @property
+    def is_own(self) -> bool:
+        """Return whether it is the agent's own, which stays."""
+        return self.state.name == MAIN
+
+    @property
+    def is_built(self) -> bool:
+        """Return whether something of it lies on the host's disk."""
+        return self.state.stage in {"ready", "outdated"}
+
+    @property
+    def share(self) -> float | None:
+        """Return how much of a build is done, or None while none is under way."""
+        is_building = self.state.stage == "building" and self.state.total
+        return self.state.done / self.state.total if is_building else None
+
+
+def environments_of(host: Host) -> list[EnvironmentRow]:
+    """Return what a host said of its environments, the agent's own first."""
+    orders = host.checks.get(ORDERS, {})
+    states = [EnvironmentState.model_validate(each) for each in host.checks.get(SAID, ())]
+    return [EnvironmentRow(each, orders.get(each.name, {}).get("action", "")) for each in states]
+
+
+def orders_of(host: Host) -> tuple[EnvironmentOrder, ...]:
+    """Return what the host is asked to do with its environments."""
+    orders: Mapping[str, Findings] = host.checks.get(ORDERS, {})
+    return tuple(
+        EnvironmentOrder(name=name, action=each["action"], order_id=each["order_id"])
+        for name, each in orders.items()
+    )
+
+
+def findings_after(checks: Findings, said: Iterable[EnvironmentState]) -> Findings:
+    """Return a host's findings with what it says now; orders that it carried out are gone."""
+    states = list(said)
+    done, known = {each.order_id for each in states}, {each.name for each in states}
+    orders = {
+        name: order
+        for name, order in checks.get(ORDERS, {}).items()
+        if name in known and order["order_id"] not in done
+    }
+    return {**checks, SAID: [each.model_dump(mode="json") for each in states], ORDERS: orders}
+
+
+def environment_order(*, host: Host, name: str, action: str, by: str) -> None:
+    """Have a host build or remove one of its environments; a later order replaces this one.
+
+    Raises:
+        InvalidProblem: the agent's own is not to be built or removed.
+        NotFoundProblem: the host says that it knows none of that name.
+    """
+    if action not in ACTIONS or name == MAIN:
+        raise InvalidProblem(
+            "environment", f"The environment {name} stays as it is: the agent runs in it."
+        )
+    if name not in {row.state.name for row in environments_of(host)}:
+        raise NotFoundProblem("environment", f"{host.name} knows no environment {name}.")
+    with transaction.atomic():
+        checks = Host.objects.select_for_update(no_key=True).only("checks").get(pk=host.pk).checks
+        order = {"action": action, "order_id": new_ulid(), "by": by}
+        host.checks = checks_update(host.pk, **{ORDERS: {**checks.get(ORDERS, {}), name: order}})
+        Event.objects.create(
+            at=now(),
+            team_id=host.team_id,
+            kind=f"host.environment_{action}",
+            subject=host.pk,
+            actor=by,
+            detail={"environment": name},
+        )
+    publish_host_checks(host)
