@@ -49,6 +49,11 @@ ABILITIES: dict[str, Ability] = {
         "torchao",
         f"{_COMPRESS}/test_library_job.py::test_int8_matrices_take_half_of_bf16_and_their_scales",
     ),
+    "int8_dynamic": Ability(
+        "compress",
+        "torchao",
+        f"{_COMPRESS}/test_int8_dynamic_job.py::test_a_reader_rounds_each_tokens_inputs_too",
+    ),
     "int4_weight_only": Ability(
         "compress",
         "bitsandbytes",

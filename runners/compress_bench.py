@@ -21,6 +21,7 @@ EVALUATION_TOKENS = 32_768
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "bf16": {"method": "bf16"},
     "int8": {"method": "int8"},
+    "int8 dynamic": {"method": "int8_dynamic"},
     "nf4": {"method": "nf4"},
     **{
         f"{method} {bits} bit": {"method": method, "bits": bits}

@@ -9,15 +9,16 @@ QUANTISED_DTYPES: tuple[WeightDtype, ...] = ("int8", "fp8", "int4")
 NF4_BLOCK = 64  # weights per scale, fixed by bitsandbytes
 NF4_BITS = 4
 CompressMethod = Literal[
-    "bf16", "int8", "fp8", "nf4", "rtn", "gptq", "quantease", "awq", "smoothquant", "fptq",
-    "norm_tweaking", "finequant", "magnitude", "wanda", "sparsegpt", "llm_pruner",
-    "gguf",
+    "bf16", "int8", "int8_dynamic", "fp8", "nf4", "rtn", "gptq", "quantease", "awq",
+    "smoothquant", "fptq", "norm_tweaking", "finequant", "magnitude", "wanda", "sparsegpt",
+    "llm_pruner", "gguf",
 ]  # fmt: skip
 GgufType = Literal["F16", "Q8_0", "Q4_0"]  # what the gguf package itself can write
 # torchao and bitsandbytes, the whole model at once
 LIBRARY_DTYPES: dict[str, WeightDtype] = {
     "bf16": "bf16",
     "int8": "int8",
+    "int8_dynamic": "int8",
     "fp8": "fp8",
     "nf4": "int4",
 }
@@ -26,7 +27,11 @@ PRUNING_METHODS = ("magnitude", "wanda", "sparsegpt")
 SELF_SIZED_METHODS = ("finequant",)  # groups of a matrix's own, no smaller than the group size
 ROW_METHODS = ("smoothquant",)  # one scale a row, whatever the group size
 FOLDING_METHODS = ("awq", "smoothquant", "fptq")  # scales move into the norms before
-INT8_INPUT_METHODS = ("smoothquant", "fptq")  # each token's activations round to 8 bits
+INT8_INPUT_METHODS = (
+    "smoothquant",
+    "fptq",
+    "int8_dynamic",
+)  # each token's activations round to 8 bits
 ROW_BITS = 8
 PATTERN_BLOCK = 4  # of 2:4: two of each four weights that lie side by side in a row stay
 
@@ -135,10 +140,10 @@ class CompressOptions(BaseModel):
             return f"{self.method} {self.sparsity:.0%}"
         if self.is_exported:
             return f"GGUF {self.gguf_type}"
+        inputs = ", 8 bit activations" if self.rounds_inputs else ""
         if not self.is_layerwise:
-            return self.weight_dtype
+            return f"{self.weight_dtype}{inputs}"
         if self.has_codes:
-            inputs = ", 8 bit activations" if self.rounds_inputs else ""
             return f"{self.method} {self.code_bits} bit{inputs}"
         share = "2:4" if self.pattern == "2:4" else f"{self.sparsity:.0%}"
         return f"{self.method} {share}"

@@ -20,6 +20,8 @@ Optimizer = Literal["adamw", "adamw_8bit", "adafactor", "lion", "sgd", "lomo", "
 NamedOptimizer = Annotated[Optimizer, BeforeValidator(spelled(get_args(Optimizer), OPTIMIZERS))]
 CompressMethod = Literal[
     "int8_weight_only",
+    "int8_dynamic",
+    "fp8",
     "int4_weight_only",
     "nf4",
     "gptq",

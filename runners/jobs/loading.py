@@ -17,7 +17,11 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig
+from torchao.quantization import (
+    Float8WeightOnlyConfig,
+    Int8DynamicActivationInt8WeightConfig,
+    Int8WeightOnlyConfig,
+)
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -52,6 +56,8 @@ LIBRARY_NAMES = {
 DERIVED_FIELDS = {"falcon": ("head_dim",)}
 HOW_QUANTISED = {
     "int8": "torchao Int8WeightOnlyConfig: one scale per output row; lm_head and embedding bf16",
+    "int8_dynamic": "torchao Int8DynamicActivationInt8WeightConfig: one scale per output row, and "
+    "each token's activations to 8 bits as they come; lm_head and embedding bf16",
     "fp8": "torchao Float8WeightOnlyConfig: e4m3, one scale per output row; products in bf16; "
     "lm_head and embedding bf16",
     "int4": "bitsandbytes nf4: packed 4 bit, one scale per 64 weights; lm_head and embedding bf16",
@@ -149,8 +155,13 @@ def preload_library(dtype: WeightDtype, *, is_layerwise: bool = False) -> None:
         importlib.import_module("bitsandbytes")
 
 
-def load_folder(folder: Path, dtype: WeightDtype, device: torch.device) -> PreTrainedModel:
-    """Return the causal language model of a folder, in evaluation mode."""
+def load_folder(
+    folder: Path, dtype: WeightDtype, device: torch.device, *, rounds_inputs: bool = False
+) -> PreTrainedModel:
+    """Return the causal language model of a folder, in evaluation mode.
+
+    ``rounds_inputs`` is of int8 made here: a folder that is quantised says it itself.
+    """
     stored = stored_quantisation(folder)
     if stored is not None and stored != dtype:
         msg = f"{folder} holds {stored} weights: load it as {stored}, or take its original"
@@ -158,7 +169,7 @@ def load_folder(folder: Path, dtype: WeightDtype, device: torch.device) -> PreTr
     options: dict[str, Any] = {"dtype": TORCH_DTYPES.get(dtype, BASE_DTYPE)}
     if stored is None and dtype in QUANTISED_DTYPES:
         _check_blocks(folder, dtype)
-        options["quantization_config"] = _quantisation_config(dtype)
+        options["quantization_config"] = _quantisation_config(dtype, rounds_inputs=rounds_inputs)
     if not any(folder.glob("*.safetensors")):
         options["gguf_file"] = next((each.name for each in folder.glob("*.gguf")), None)
     try:
@@ -320,9 +331,12 @@ def _load_random(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _quantisation_config(dtype: WeightDtype) -> TorchAoConfig | BitsAndBytesConfig:
+def _quantisation_config(
+    dtype: WeightDtype, *, rounds_inputs: bool
+) -> TorchAoConfig | BitsAndBytesConfig:
     if dtype == "int8":
-        return TorchAoConfig(Int8WeightOnlyConfig())
+        dynamic = Int8DynamicActivationInt8WeightConfig
+        return TorchAoConfig(dynamic() if rounds_inputs else Int8WeightOnlyConfig())
     if dtype == "fp8":
         return TorchAoConfig(Float8WeightOnlyConfig())
     return BitsAndBytesConfig(

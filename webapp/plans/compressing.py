@@ -14,6 +14,8 @@ USUAL_SPARSITY = "50"  # per cent
 # The planner's name of a method -> what a job runs, where one does.
 COMPRESS_METHODS: dict[str, CompressMethod] = {
     "int8_weight_only": "int8",
+    "int8_dynamic": "int8_dynamic",
+    "fp8": "fp8",
     "int4_weight_only": "nf4",
     "nf4": "nf4",
     "gptq": "gptq",

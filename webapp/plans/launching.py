@@ -43,7 +43,7 @@ from webapp.plans.wishes import NOTHING_MORE, Wish, quota_note
 from webapp.plans.words import model_words, plan_title
 
 Draft = dict[str, Any]
-RUNNABLE_DTYPES = ("fp32", "bf16", "fp16", "int8", "int4")
+RUNNABLE_DTYPES = ("fp32", "bf16", "fp16", "fp8", "int8", "int4")
 COMPUTE_DTYPES = ("fp32", "bf16", "fp16")
 TRAINING_SHARE = 3  # a run may take this much longer than its budget for what surrounds it
 GRACE_SECONDS = 900.0
@@ -166,6 +166,8 @@ def launch_note(plan: Plan) -> dict[str, str]:
         title = "In a moment" if again else "It cannot be launched as it is"
         return {"can": "", "again": again, "title": title, "text": problem.sentence}
     text = EXPLANATIONS[launch.spec.kind]
+    if getattr(launch.spec, "weight_dtype", "") == "fp8":
+        text += FLOATS_OF_8_BITS
     if isinstance(launch.spec.model, RandomModel):
         text += (
             " This model's weights are not on the host, so it runs with random ones: speed and "
@@ -197,6 +199,10 @@ def _endpoint_note(plan: Plan, launch: Launch) -> dict[str, str]:
     return {"endpoint": EXPLANATIONS["serve"], "can_serve": "yes"}
 
 
+FLOATS_OF_8_BITS = (
+    " Weights are held as 8-bit floats, in half the memory of 16 bit; products are in 16 bit, so "
+    "expect no more speed."
+)
 EXPLANATIONS = {
     "train": "The host trains the model on its own text, evaluates it on text that it kept back, "
     "and leaves it as a model of your team.",

@@ -22,6 +22,8 @@ METHOD_WORDS = {
     "lora": "LoRA",
     "qlora": "QLoRA",
     "int8_weight_only": "8-bit weights",
+    "int8_dynamic": "8-bit weights and activations",
+    "fp8": "8-bit floats",
     "int4_weight_only": "4-bit weights",
     "nf4": "NormalFloat 4",
     "gptq": "GPTQ",

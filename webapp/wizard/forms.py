@@ -55,6 +55,8 @@ OPTIMIZERS = [
 ]
 COMPRESSIONS = [
     ("int8_weight_only", "8-bit whole numbers, weights only"),
+    ("int8_dynamic", "8-bit whole numbers, activations as well"),
+    ("fp8", "8-bit floats, weights only"),
     ("int4_weight_only", "4-bit whole numbers in groups, weights only"),
     ("nf4", "4-bit NormalFloat"),
     ("gptq", "GPTQ: error passed on, column by column"),

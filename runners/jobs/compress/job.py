@@ -219,7 +219,8 @@ def how(spec: CompressSpec) -> str:
         return HOW_STRUCTURE
     if spec.is_exported:
         return HOW_GGUF.format(spec.gguf_type)
-    return HOW_QUANTISED.get(spec.weight_dtype, "plain bf16 weights")
+    named = HOW_QUANTISED.get(spec.method) or HOW_QUANTISED.get(spec.weight_dtype)
+    return named or "plain bf16 weights"
 
 
 def group_size_note(spec: CompressSpec) -> dict[str, str]:

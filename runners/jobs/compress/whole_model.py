@@ -29,17 +29,18 @@ from runners.jobs.tokenizer import TokenIds
 from runners.jobspec import CompressSpec
 
 
-def load_whole(folder: Path, dtype: WeightDtype) -> LoadedModel:
+def load_whole(folder: Path, dtype: WeightDtype, *, rounds_inputs: bool = False) -> LoadedModel:
     """Return a folder's model with its weights held as ``dtype``."""
     device = pick_device()
-    return LoadedModel(load_folder(folder, dtype, device), load_tokenizer(folder), device)
+    model = load_folder(folder, dtype, device, rounds_inputs=rounds_inputs)
+    return LoadedModel(model, load_tokenizer(folder), device)
 
 
 def by_library(
     source: Path, target: Path, spec: CompressSpec, stages: Stages, job: Job
 ) -> Compressed:
     """Let torchao or bitsandbytes hold the weights, and save them so."""
-    loaded = load_whole(source, spec.weight_dtype)
+    loaded = load_whole(source, spec.weight_dtype, rounds_inputs=spec.rounds_inputs)
     tokenizer = require_tokenizer(loaded, "perplexity")
     ids = held_out_of(job, loaded, source)
     # Before any forward pass: with AVX-512 bitsandbytes 0.50 repacks nf4 at the first one, and

@@ -90,6 +90,7 @@ def test_a_quantisation_that_was_stored_before_reads_as_a_compression(dtype, met
         ({"method": "fptq"}, "int4", "fptq 4 bit, 8 bit activations"),
         ({"method": "norm_tweaking", "bits": 2}, "int4", "norm_tweaking 2 bit"),
         ({"method": "fp8"}, "fp8", "fp8"),
+        ({"method": "int8_dynamic"}, "int8", "int8, 8 bit activations"),
         ({"method": "gguf", "gguf_type": "Q4_0"}, "bf16", "GGUF Q4_0"),
         ({"method": "llm_pruner", "sparsity": 0.2}, "bf16", "llm_pruner 20%"),
     ],
@@ -117,6 +118,7 @@ def test_a_card_shows_no_setting_that_the_method_does_not_read():
         ("fp8", [("original_", "bf16"), ("", "fp8")]),
         ("llm_pruner", [("original_", "bf16")]),
         ("smoothquant", [("original_", "bf16")]),
+        ("int8_dynamic", [("original_", "bf16")]),
     ],
 )
 def test_a_planner_is_asked_about_no_model_of_another_shape(method, phases):

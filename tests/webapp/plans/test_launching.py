@@ -110,6 +110,26 @@ def test_compressing_quantises_the_trained_model(demo_plan, trained, dtype):
     assert spec.model == ArtefactModel(attempt_id=trained.attempt_id, name="model")
 
 
+@pytest.mark.parametrize(("method", "dtype"), [("fp8", "fp8"), ("int8_dynamic", "int8")])
+def test_eight_bits_of_another_kind_reach_the_host(demo_plan, trained, method, dtype):
+    plan = with_model(demo_plan, trained, "compress")
+    plan.draft["workload"]["compress"]["method"] = method
+
+    spec = launch_of(plan).spec
+
+    assert (spec.method, spec.weight_dtype) == (method, dtype)
+
+
+def test_pinned_8_bit_floats_are_measured_and_said_to_save_memory_not_time(serve_plan):
+    serve_plan.draft["pins"] = {"weight_dtype": "fp8"}
+
+    note = launch_note(serve_plan)
+
+    assert launch_of(serve_plan).spec.weight_dtype == "fp8"
+    assert note["can"]
+    assert "half the memory of 16 bit; products are in 16 bit" in note["text"]
+
+
 @pytest.mark.parametrize(
     "method",
     [
