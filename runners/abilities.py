@@ -1,6 +1,7 @@
 """Which techniques a job really executes, through which library, and the test that runs it.
 
-What stands in no row is planned only. A test holds every named test to be there.
+What stands in no row is planned only; which rows are proven follows from the ratios that were
+kept. A test holds every named test to be there.
 """
 
 import importlib.metadata
@@ -24,7 +25,6 @@ class Ability(NamedTuple):
     job_kind: str
     library: str
     test: str
-    level: Level = "runs"
 
     @property
     def version(self) -> str:
@@ -123,10 +123,14 @@ ABILITIES: dict[str, Ability] = {
         f"{_GENERATE}/test_experts.py::"
         "test_a_job_with_cached_experts_writes_the_same_and_says_what_it_brought",
     ),
-    "padding_free": Ability(
+    **dict.fromkeys(
+        ("padding_free", "bytetransformer"),
+        Ability("generate", OWN, f"{_TECHNIQUES}::test_batches_without_padding_write_the_same"),
+    ),
+    "dynamic_batching": Ability(
         "generate",
-        OWN,
-        f"{_TECHNIQUES}::test_batches_without_padding_write_the_same",
+        "transformers",
+        f"{_GENERATE}/test_job.py::test_every_policy_writes_what_plain_greedy_generation_writes",
     ),
     "kv_cache": Ability(
         "generate",
@@ -137,9 +141,3 @@ ABILITIES: dict[str, Ability] = {
         "train", OWN, "tests/runners/jobs/test_trainer.py::test_it_ends_when_the_time_is_up"
     ),
 }
-
-
-def level_of(key: str) -> Level:
-    """Return how far a technique has come: planned, runs or proven."""
-    ability = ABILITIES.get(key)
-    return ability.level if ability else "planned"

@@ -9,9 +9,12 @@ import markdown
 from django.conf import settings
 from markdown.extensions.toc import slugify_unicode
 
+from webapp.modelhub.states import ratio_table, state_table
+
 DOCS_ROOT = Path(settings.BASE_DIR) / "templates" / "docs"
 PAGE_NAME = re.compile(r"[a-z0-9-]+(/[a-z0-9-]+)*")
 PICTURES = re.compile(r"<p>\[\[picture:([a-z-]+)\]\]</p>")
+TABLES = {"[[table:states]]": state_table, "[[table:ratios]]": ratio_table}
 LINK = re.compile(r'href="(?!https?:|/|#|mailto:)([a-z0-9/.-]+?)\.md(#[\w-]+)?"')
 
 
@@ -55,6 +58,8 @@ def find_page(path: str) -> Page | None:
 def _render(name: str) -> Page:
     """Return the page as HTML; its text is ours, so its HTML may stay."""
     title, _, body = (DOCS_ROOT / f"{name}.md").read_text(encoding="utf-8").partition("\n")
+    for place, table in TABLES.items():
+        body = body.replace(place, table() if place in body else "")
     converter = markdown.Markdown(
         extensions=["fenced_code", "tables", "toc"],
         extension_configs={"toc": {"slugify": slugify_unicode, "toc_depth": "2-2"}},

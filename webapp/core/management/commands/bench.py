@@ -18,7 +18,10 @@ from planner import speed
 from planner.api import estimate
 from planner.specs.estimate import EstimateRequest
 from planner.specs.plan import PlanRequest
+from runners import weights_bench
+from runners.ratios import KeptRatio, Ratio
 from webapp.core.benches import compression, crowd, site
+from webapp.core.benches.ratios import keep
 from webapp.core.peers.bench import Answer, answers, rows
 
 ROUNDS = 5
@@ -37,6 +40,19 @@ class Figure(NamedTuple):
     value: float
     unit: str
     goal: str = ""
+    ratio: Ratio | None = None  # with its interval, where it was taken as one
+
+    @classmethod
+    def of(cls, ratio: Ratio) -> "Figure":
+        """Return a ratio as a figure."""
+        return cls(f"{ratio.name}, {ratio.of}", ratio.value, "ratio", ratio=ratio)
+
+    @property
+    def remark(self) -> str:
+        """Return what is said behind the number."""
+        if self.ratio is None:
+            return f"   goal: {self.goal}" if self.goal else ""
+        return f"   {self.ratio.low:.4g} to {self.ratio.high:.4g}, n = {self.ratio.n}"
 
 
 def planner_import() -> Iterator[Figure]:
@@ -93,7 +109,14 @@ def generation() -> Iterator[Figure]:
     """Measure what each way of generating brings over the plain one, in a process with torch."""
     module = [sys.executable, "-m", "runners.jobs.generate.bench"]
     found = subprocess.run(module, cwd=site.ROOT, check=True, capture_output=True, text=True)
-    yield from (Figure(*json.loads(line)) for line in found.stdout.splitlines())
+    yield from (Figure.of(Ratio(*json.loads(line))) for line in found.stdout.splitlines())
+
+
+def weights() -> Iterator[Figure]:
+    """Train the demo model in fp32 and measure what fewer bits a weight bring and cost."""
+    with tempfile.TemporaryDirectory(prefix="slipway-bench-") as folder:
+        found = weights_bench.ratios(Path(folder), compression.TRAIN_SECONDS)
+        yield from map(Figure.of, found)
 
 
 def compress() -> Iterator[Figure]:
@@ -110,6 +133,7 @@ BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "start": start,
     "beats": beats,
     "generate": generation,
+    "weights": weights,
     "compress": compress,
 }
 
@@ -125,6 +149,11 @@ class Command(BaseCommand):
         parser.add_argument("name", nargs="?", choices=sorted(BENCHES))
         parser.add_argument("--json", action="store_true", help="one JSON document instead")
         parser.add_argument(
+            "--keep",
+            action="store_true",
+            help="keep the ratios with date, versions and machine, as what proves techniques",
+        )
+        parser.add_argument(
             "--peers",
             nargs="?",
             type=Path,
@@ -139,7 +168,12 @@ class Command(BaseCommand):
         if options["peers"] and options["name"] not in {None, "planner"}:
             raise CommandError(f"--peers belongs to `bench planner`, not to {options['name']}")
         names = [options["name"]] if options["name"] else list(BENCHES)
-        figures = [figure for name in names for figure in BENCHES[name]()]
+        figures = []
+        for name in names:
+            found = list(BENCHES[name]())
+            figures += found
+            if options["keep"]:
+                _keep(name, found)
         others = list(answers(options["peers"].resolve())) if options["peers"] else []
         figures += [Figure(*row) for answer in others for row in rows(answer)]
         silent = [answer for answer in others if answer.reason]
@@ -147,16 +181,28 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps(_document(figures, silent), indent=2))
             return
         for figure in figures:
-            goal = f"   goal: {figure.goal}" if figure.goal else ""
-            self.stdout.write(f"{figure.name:60} {figure.value:12.4g} {figure.unit:5}{goal}")
+            self.stdout.write(
+                f"{figure.name:60} {figure.value:12.4g} {figure.unit:5}{figure.remark}"
+            )
         for answer in silent:
             self.stdout.write(f"{answer.name}: {answer.reason}")
+
+
+def _keep(name: str, figures: list[Figure]) -> None:
+    """Keep a bench's ratios in the place of its earlier ones."""
+    command = f"manage.py bench {name} --keep"
+    keep(KeptRatio.taken_now(each.ratio, command) for each in figures if each.ratio)
 
 
 def _document(figures: list[Figure], silent: list[Answer]) -> list[dict[str, Any]]:
     """Return every figure, and for each planner that gave none its name and the reason."""
     absent = [{"name": answer.name, "reason": answer.reason} for answer in silent]
-    return [*(figure._asdict() for figure in figures), *absent]
+    return [*map(_row, figures), *absent]
+
+
+def _row(figure: Figure) -> dict[str, Any]:
+    taken = figure.ratio._asdict() if figure.ratio else None
+    return figure._asdict() | {"ratio": taken}
 
 
 def _timed(run: Callable[[], object]) -> float:

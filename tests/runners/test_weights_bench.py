@@ -1,0 +1,87 @@
+"""What the bench of fewer bits makes of its jobs, and the direction of two of its ratios."""
+
+import numpy as np
+import pytest
+import torch
+
+from runners import weights_bench
+from runners.compress_bench import SETTINGS, Row
+from runners.jobs.evaluation import evaluate, perplexity_ratio
+from runners.jobs.loading import fresh_model, ready
+from runners.jobs.memory import tensor_bytes
+from runners.weights_bench import NAMES, between, of_perplexity, of_rows
+from tests.runners.jobs.harness import TINY_CONFIG
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(3)
+    return ready(fresh_model(TINY_CONFIG, torch.float32))
+
+
+def judged(ratio, low, high):
+    return {
+        "perplexity_ratio": ratio,
+        "perplexity_ratio_low": low,
+        "perplexity_ratio_high": high,
+        "original_matrices_bytes": 800.0,
+        "matrices_bytes": 400.0,
+    }
+
+
+def test_its_ways_are_those_of_the_bench_of_compression():
+    assert set(NAMES) <= set(SETTINGS)
+
+
+def test_two_intervals_bound_a_ratio_at_their_worst():
+    found = between("a / b", Row("a", judged(1.2, 1.1, 1.3)), Row("b", judged(1.05, 1.0, 1.1)))
+
+    assert found.low == pytest.approx(1.0)
+    assert found.high == pytest.approx(1.3)
+
+
+def test_an_evaluation_beside_its_original_is_a_ratio():
+    found = of_perplexity("a / b", judged(1.2, 1.1, 1.3))
+
+    assert (found.value, found.low, found.high, found.n) == (1.2, 1.1, 1.3, 256)
+
+
+def test_rows_give_bytes_and_perplexity():
+    found = {each.name: each for each in of_rows(dict.fromkeys(NAMES, judged(1.2, 1.1, 1.3)))}
+
+    assert found["bf16 / int8 matrices"].value == 2.0
+    assert found["round-to-nearest / GPTQ perplexity, 3 bit"].value == 1.0
+
+
+def test_what_codes_would_take_counts_before_what_tensors_take():
+    rows = dict.fromkeys(NAMES, judged(1.2, 1.1, 1.3) | {"compressed_bytes": 200.0})
+
+    assert next(of_rows(rows)).value == 4.0
+
+
+def test_only_the_weights_of_the_trained_model_are_counted(tmp_path):
+    model = tmp_path / "attempts" / weights_bench.TRAINED / "output" / "model"
+    model.mkdir(parents=True)
+    for name in ("model.safetensors", "config.json"):
+        (model / name).write_bytes(b"1234")
+
+    assert [each.name for each in weights_bench.trained_files(tmp_path)] == ["model.safetensors"]
+
+
+@pytest.mark.proven
+def test_half_as_many_bits_are_half_the_bytes(model):
+    half = fresh_model(TINY_CONFIG, torch.bfloat16)
+
+    held, less = (sum(map(tensor_bytes, each.parameters())) for each in (model, half))
+    assert held == 2 * less
+
+
+@pytest.mark.proven
+def test_half_precision_reads_text_as_well(model):
+    text = np.random.default_rng(1).integers(0, 512, 2048)
+    whole = evaluate(model, text, 1024)
+
+    half = evaluate(ready(model, dtype=torch.bfloat16), text, 1024)
+
+    _ratio, low, high = perplexity_ratio(whole, half)
+    assert 0.99 < low < high < 1.01

@@ -1,0 +1,177 @@
+"""Which kept ratios prove which technique, and whether they still do.
+
+A technique is proven when each of its ratios, of a baseline to the technique in one run, lies
+above its floor with the whole interval. What keeps ratios is `manage.py bench NAME --keep`.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from runners.abilities import ABILITIES, Level
+from runners.ratios import KeptRatio
+
+RAW = Path(__file__).parent / "data" / "ratios.jsonl"
+_DIRECTIONS = "tests/runners/jobs/generate/test_directions.py"
+_COMPRESS = "tests/runners/jobs/compress"
+
+
+class Proof(NamedTuple):
+    """One ratio that a technique is held to, and the test that shows its direction by counts."""
+
+    ratio: str
+    shows: str
+    test: str
+    floor: float = 1.0
+
+
+def _proof(ratio: str, shows: str, test: str) -> Proof:
+    return Proof(ratio, shows, f"{_DIRECTIONS}::{test}")
+
+
+_PACKED = _proof(
+    "padded / padding-free prefill",
+    "the same prompts without padding take less",
+    "test_no_position_is_computed_for_padding",
+)
+PROOFS: dict[str, tuple[Proof, ...]] = {
+    "fp16_bf16": (
+        Proof(
+            "fp32 / bf16 weights",
+            "half the bytes of FP32",
+            "tests/runners/test_weights_bench.py::test_half_as_many_bits_are_half_the_bytes",
+        ),
+        Proof(
+            "fp32 / bf16 perplexity",
+            "perplexity grows by less than a hundredth",
+            "tests/runners/test_weights_bench.py::test_half_precision_reads_text_as_well",
+            floor=0.99,
+        ),
+    ),
+    "int8_weight_only": (
+        Proof(
+            "bf16 / int8 matrices",
+            "fewer bytes than 16 bit, and twice as many times fewer than FP32",
+            f"{_COMPRESS}/test_library_job.py::"
+            "test_int8_matrices_take_half_of_bf16_and_their_scales",
+        ),
+    ),
+    "int4_weight_only": (
+        Proof(
+            "bf16 / nf4 matrices",
+            "fewer bytes than 16 bit, and twice as many times fewer than FP32",
+            f"{_COMPRESS}/test_library_job.py::test_int4_matrices_are_really_packed",
+        ),
+    ),
+    "gptq": (
+        Proof(
+            "bf16 / GPTQ 4-bit matrices",
+            "fewer bytes to store and read; speed is the kernels' of a GPU, not shown here",
+            f"{_COMPRESS}/test_layerwise_job.py::"
+            "test_codes_are_packed_as_compressed_tensors_has_them",
+        ),
+        Proof(
+            "round-to-nearest / GPTQ perplexity, 3 bit",
+            "reads text better than rounding to nearest",
+            f"{_COMPRESS}/test_quantising_a_matrix.py::test_gptq_errs_less_than_the_nearest_codes",
+        ),
+    ),
+    "sparsegpt": (
+        Proof(
+            "bf16 / SparseGPT matrices",
+            "half of the weights gone: the values left and a bit for each take less",
+            f"{_COMPRESS}/test_pruning_a_matrix.py::"
+            "test_the_sparse_store_takes_a_bit_a_weight_and_the_values",
+        ),
+        Proof(
+            "magnitude / SparseGPT perplexity, half of the weights",
+            "reads text better than pruning by magnitude",
+            f"{_COMPRESS}/test_pruning_a_matrix.py::"
+            "test_errors_fall_from_magnitude_over_wanda_to_sparsegpt",
+        ),
+    ),
+    "kv_cache": (
+        _proof(
+            "no cache / KV cache",
+            "each token is computed once",
+            "test_with_a_cache_every_token_is_computed_once",
+        ),
+    ),
+    "paged_attention": (
+        _proof(
+            "contiguous / paged cache of the same bytes",
+            "in the same bytes more prompts are worked on at once",
+            "test_shared_pages_take_fewer_passes_than_reserved_ones_of_the_same_bytes",
+        ),
+    ),
+    "continuous_batching": (
+        _proof(
+            "static / continuous batching",
+            "no prompt waits for the longest of its batch",
+            "test_continuous_batches_compute_less_than_static_ones",
+        ),
+    ),
+    "dynamic_batching": (
+        _proof(
+            "one by one / one batch",
+            "prompts together take less than one by one",
+            "test_a_batch_takes_the_passes_of_one_prompt",
+        ),
+    ),
+    "turbotransformers": (
+        _proof(
+            "given order / TurboTransformers",
+            "less padding than batches in the given order",
+            "test_the_dynamic_programme_computes_least_padding",
+        ),
+        _proof(
+            "sorted / TurboTransformers",
+            "less padding than full batches of sorted prompts",
+            "test_the_dynamic_programme_computes_least_padding",
+        ),
+    ),
+    "padding_free": (_PACKED,),
+    "bytetransformer": (_PACKED,),
+    "speculative_decoding": (
+        _proof(
+            "plain / speculative decoding",
+            "the same text in fewer passes, where guesses are right",
+            "test_right_guesses_save_passes",
+        ),
+    ),
+}
+
+
+def stored(path: Path = RAW) -> dict[str, KeptRatio]:
+    """Return the ratios that were kept, by name."""
+    lines = path.read_text().splitlines() if path.is_file() else []
+    found = [KeptRatio.model_validate_json(line) for line in lines]
+    return {each.name: each for each in found}
+
+
+def keep(rows: Iterable[KeptRatio], path: Path = RAW) -> None:
+    """Put ratios in the place of those that the same commands gave before."""
+    newer = list(rows)
+    commands = {each.command for each in newer}
+    older = [each for each in stored(path).values() if each.command not in commands]
+    lines = [each.model_dump_json() for each in (*older, *newer)]
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def holds(proof: Proof, kept: KeptRatio | None) -> bool:
+    """Tell whether a ratio was kept and lies above its floor beyond all doubt."""
+    return kept is not None and kept.low > proof.floor
+
+
+def level_of(key: str, rows: dict[str, KeptRatio]) -> Level:
+    """Return how far a technique has come: planned, runs, or proven by what was measured."""
+    if key not in ABILITIES:
+        return "planned"
+    proofs = PROOFS.get(key, ())
+    is_proven = bool(proofs) and all(holds(each, rows.get(each.ratio)) for each in proofs)
+    return "proven" if is_proven else "runs"
+
+
+def evidence(key: str, rows: dict[str, KeptRatio]) -> Sequence[tuple[Proof, KeptRatio]]:
+    """Return a technique's proofs with the ratios that were kept for them."""
+    return [(each, rows[each.ratio]) for each in PROOFS.get(key, ()) if each.ratio in rows]
