@@ -22,6 +22,7 @@ from pydantic import (
 from runners.compress_options import QUANTISED_DTYPES, CompressOptions, WeightDtype
 from runners.endpoint_spec import EndpointSettings
 from runners.generate_options import Offload
+from runners.load_options import LoadOptions
 
 ComputeDtype = Literal["fp32", "bf16", "fp16"]
 
@@ -164,6 +165,15 @@ class BenchmarkSpec(RunDocument):
     repetitions: PositiveInt = 5
     evaluation_tokens: PositiveInt = 8192
     seed: int = 17
+    load: LoadOptions | None = None  # measured from outside, as an endpoint's clients see it
+    profile: bool = False  # which operators take the time
+
+    @model_validator(mode="after")
+    def _profiles_no_endpoint(self) -> Self:
+        if self.load is not None and self.profile:
+            msg = "profile is of the model alone; leave it out, or run it without load"
+            raise ValueError(msg)
+        return self
 
 
 class DemoPrompts(JobDocument):

@@ -1,14 +1,16 @@
 """Publish a folder of the attempt's output: written aside, hashed, renamed in, announced."""
 
 import hashlib
+import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from runners.jobs.runtime import Job
 from runners.messages import ArtefactBody
 
+Kind = Literal["model", "report"]
 CARD_NAME = "README.md"
 WEIGHT_SUFFIXES = (".safetensors", ".gguf")
 
@@ -17,26 +19,46 @@ def publish_model(
     job: Job, write: Callable[[Path], object], card: str, facts: Mapping[str, Any]
 ) -> ArtefactBody:
     """Write a model folder with its card to ``output/model`` and announce it."""
-    final = job.output_dir("model")
-    building = final.with_name(f".{final.name}-building")
+
+    def write_with_card(building: Path) -> None:
+        write(building)
+        (building / CARD_NAME).write_text(f"{card}\n{_file_table(building)}")
+
+    return publish_folder(job, "model", "model", write_with_card, facts)
+
+
+def publish_report(job: Job, name: str, document: Mapping[str, Any]) -> ArtefactBody:
+    """Leave a document as a file to download, and as facts that the job's page reads."""
+
+    def write(building: Path) -> None:
+        (building / f"{name}.json").write_text(json.dumps(document, indent=1))
+
+    return publish_folder(job, name, "report", write, document)
+
+
+def publish_folder(
+    job: Job, name: str, kind: Kind, write: Callable[[Path], object], facts: Mapping[str, Any]
+) -> ArtefactBody:
+    """Write a folder of the output aside, put it in its place whole, and announce it."""
+    final = job.output_dir(name)
+    building = final.with_name(f".{name}-building")
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
     write(building)
-    (building / CARD_NAME).write_text(f"{card}\n{_file_table(building)}")
     shutil.rmtree(final, ignore_errors=True)
     building.rename(final)
-    body = describe_folder(final, facts)
+    body = describe_folder(final, facts, kind)
     job.emitter.artefact(body)
     return body
 
 
-def describe_folder(folder: Path, facts: Mapping[str, Any]) -> ArtefactBody:
+def describe_folder(folder: Path, facts: Mapping[str, Any], kind: Kind = "model") -> ArtefactBody:
     """Return sizes and digests of every file in the folder."""
     files = {path.relative_to(folder).as_posix(): path for path in _files(folder)}
     sizes = {name: path.stat().st_size for name, path in files.items()}
     return ArtefactBody(
         name=folder.name,
-        kind="model",
+        kind=kind,
         total_bytes=sum(sizes.values()),
         files=sizes,
         sha256={name: file_sha256(path) for name, path in files.items()},

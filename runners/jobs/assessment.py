@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from transformers import PreTrainedTokenizerFast
+
 from runners.jobs.corpus import Corpus, load_corpus
 from runners.jobs.evaluation import Perplexity, evaluate
 from runners.jobs.generation import Repetition, Speed, Workload, measure_speed
@@ -74,11 +76,15 @@ def repetition_speeds(workload: Workload, repetition: Repetition) -> dict[str, f
 
 def held_out_ids(job: Job, loaded: LoadedModel, corpus: Corpus | None = None) -> TokenIds | None:
     """Return the held-out text in the model's own tokens, None when it knows no text."""
-    if loaded.tokenizer is None:
-        return None
+    return None if loaded.tokenizer is None else text_ids(job, loaded.tokenizer, corpus)
+
+
+def text_ids(
+    job: Job, tokenizer: PreTrainedTokenizerFast, corpus: Corpus | None = None
+) -> TokenIds:
+    """Return the held-out text in a tokenizer's tokens."""
     corpus = corpus or load_corpus()
-    key = f"{corpus.digest}/held-out"
-    return tokenized(loaded.tokenizer, corpus.held_out, key, job.cache_dir)
+    return tokenized(tokenizer, corpus.held_out, f"{corpus.digest}/held-out", job.cache_dir)
 
 
 def assess(

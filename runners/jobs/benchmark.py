@@ -7,6 +7,7 @@ from runners.jobs.assessment import Assessment, Sampling, assess, held_out_ids
 from runners.jobs.evaluation import Perplexity, evaluate, perplexity_ratio
 from runners.jobs.generation import Workload
 from runners.jobs.isolation import run_isolated
+from runners.jobs.load.job import measure_under_load
 from runners.jobs.loading import (
     HOW_QUANTISED,
     load_model,
@@ -29,6 +30,9 @@ ORIGINAL = "Evaluating the original"
 def work(job: Job) -> None:
     """Run one benchmark attempt."""
     spec = job.spec_of(BenchmarkSpec)
+    if spec.load is not None:
+        measure_under_load(job, spec, spec.load)
+        return
     preload_library(spec.weight_dtype)
     with gpu_telemetry(job.emitter):
         stages = Stages(job.emitter, _stage_shares(job, spec))

@@ -38,7 +38,7 @@ def run_isolated(job: Job, work: Callable[[Job], Result]) -> Result:
     outcomes = _receive(receiver)
     child.join()
     if not outcomes:
-        _die_as(child.exitcode)
+        die_as(child.exitcode)
     outcome: Result | BadInputError = outcomes[0]
     if isinstance(outcome, BadInputError):
         raise outcome
@@ -69,7 +69,7 @@ def _receive(
         return []
 
 
-def _die_as(exitcode: int | None) -> NoReturn:
+def die_as(exitcode: int | None) -> NoReturn:
     """End this process by the child's signal or exit code: the supervisor judges that."""
     if exitcode is not None and exitcode < 0:
         if -exitcode not in (signal.SIGKILL, signal.SIGSTOP):

@@ -108,7 +108,8 @@ def questions_of(job: Job) -> Iterator[Question]:
     if isinstance(spec, TrainSpec):
         yield Question(_ask(request, request.workload, strategy), "")
     elif isinstance(spec, BenchmarkSpec):
-        yield Question(_ask(request, _generation(spec, spec.batch_size), strategy), "")
+        if spec.load is None:  # else who asks decides the figures as much as the host
+            yield Question(_ask(request, _generation(spec, spec.batch_size), strategy), "")
     elif isinstance(spec, GenerateSpec):
         if is_as_planned(spec):
             yield Question(_ask(request, request.workload, strategy), "")

@@ -7,14 +7,12 @@ this host wrote for the same prompts and settings.
 
 import json
 import os
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from runners.jobs.artefacts import file_sha256
+from runners.jobs.artefacts import publish_folder
 from runners.jobs.runtime import Job
-from runners.messages import ArtefactBody
 
 JOURNAL = "outputs.jsonl"
 ARTEFACT = "outputs"
@@ -79,26 +77,12 @@ def earlier_journals(job: Job) -> list[Path]:
 
 def publish_outputs(job: Job, records: Mapping[int, Record], facts: Mapping[str, Any]) -> None:
     """Write the answers in the order of the pile to ``output/outputs`` and announce them."""
-    final = job.output_dir(ARTEFACT)
-    building = final.with_name(f".{ARTEFACT}-building")
-    shutil.rmtree(building, ignore_errors=True)
-    building.mkdir(parents=True)
-    with (building / JOURNAL).open("w") as file:
-        file.writelines(_line(records[at]) for at in sorted(records))
-    shutil.rmtree(final, ignore_errors=True)
-    building.rename(final)
-    path = final / JOURNAL
-    size = path.stat().st_size
-    job.emitter.artefact(
-        ArtefactBody(
-            name=ARTEFACT,
-            kind="report",
-            total_bytes=size,
-            files={JOURNAL: size},
-            sha256={JOURNAL: file_sha256(path)},
-            facts=dict(facts),
-        )
-    )
+
+    def write(building: Path) -> None:
+        with (building / JOURNAL).open("w") as file:
+            file.writelines(_line(records[at]) for at in sorted(records))
+
+    publish_folder(job, ARTEFACT, "report", write, facts)
 
 
 def _job_of(spec: Path) -> object:

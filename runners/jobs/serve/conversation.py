@@ -74,6 +74,7 @@ class Order:
             None if asked.seed is None else asked.seed + choice,
             asked.stops,
             self.top_logprobs,
+            asked.ignore_eos,
         )
 
 

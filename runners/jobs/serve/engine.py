@@ -195,7 +195,7 @@ class Engine:
         """Hand a token to its answer; an answer that is complete leaves."""
         each.tokens.append(choice.token)
         reason: FinishReason | None = None
-        if choice.token in self.limits.end_ids:
+        if choice.token in self.limits.end_ids and not each.sampling.ignore_eos:
             reason, (text, told) = "stop", each.answer.finish()
         else:
             text, told = each.answer.take(choice)

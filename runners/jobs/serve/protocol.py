@@ -101,6 +101,7 @@ class Asked(BaseModel):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+    ignore_eos: bool = False  # as vLLM has it: the answer takes all its tokens
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 

@@ -18,6 +18,7 @@ class Sampling:
     seed: int | None = None
     stops: tuple[str, ...] = ()
     top_logprobs: int | None = None  # alternatives told beside each token; None: no logprobs
+    ignore_eos: bool = False
 
 
 @dataclass(frozen=True)

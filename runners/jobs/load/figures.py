@@ -1,0 +1,166 @@
+"""From what clients saw to a row: means with intervals, percentiles, and what to beware of."""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from runners.jobs.load.arrivals import Repetition
+from runners.jobs.load.client import Answered
+from runners.load_options import LoadOptions
+from runners.load_report import DISTRIBUTED, PERCENTILES, LoadRow
+
+# Student's t for an interval of 80 % with 1, 2 ... 10 degrees of freedom, and the normal's.
+STUDENT_80 = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372)
+NORMAL_80 = 1.282
+BEYOND = 10  # values beyond a percentile, for it to be more than a few requests' luck
+LATE_SECONDS = 0.005
+LATE_SHARE = 0.1  # of the mean time to the first token
+KEPT_UP = 0.9  # of the requests that came each second
+WIDE = 0.2  # of the mean, on either side
+
+
+def row_of(
+    options: LoadOptions, point: float, repetitions: Sequence[Repetition], output_tokens: int
+) -> LoadRow:
+    """Return one point's row out of its repetitions."""
+    answered = [each for one in repetitions for each in one.answered]
+    means = [_means(each) for each in repetitions]
+    names = [name for name in means[0] if all(name in each for each in means)]
+    measured = {name: statistics.fmean(each[name] for each in means) for name in names}
+    interval = {name: _interval([each[name] for each in means]) for name in names}
+    measured |= _percentiles(answered)
+    known = {name: ends for name, ends in interval.items() if ends is not None}
+    errors = Counter(each.error for each in answered if each.error)
+    return LoadRow(
+        point=point,
+        requests=len(answered),
+        failed=errors.total(),
+        repetitions=len(repetitions),
+        duration_seconds=sum(each.seconds for each in repetitions),
+        measured=measured,
+        interval=known,
+        errors=dict(errors),
+        notes=tuple(
+            chain(
+                _failures(answered),
+                _few(answered),
+                _spread(measured, known, len(repetitions)),
+                _lateness(repetitions, measured),
+                _shortness(answered, output_tokens),
+                _overrun(options, point, measured),
+                _edges(options, point),
+            )
+        ),
+    )
+
+
+# Figures
+
+
+def _means(one: Repetition) -> dict[str, float]:
+    """Return a repetition's figures by the planner's names; those that nobody saw are absent."""
+    whole = [each for each in one.answered if not each.error]
+    seconds = max(one.seconds, 1e-9)
+    found = {
+        "tokens_per_second": sum(each.output_tokens for each in whole) / seconds,
+        "requests_per_second": len(whole) / seconds,
+    }
+    means = {f"{name}_seconds": values_of(whole, name) for name in DISTRIBUTED}
+    return found | {name: statistics.fmean(values) for name, values in means.items() if values}
+
+
+def values_of(answered: Iterable[Answered], name: str) -> list[float]:
+    """Return every whole answer's ``ttft``, ``tpot`` or ``latency`` in seconds, rising."""
+    found = (getattr(each, f"{name}_seconds") for each in answered if not each.error)
+    return sorted(each for each in found if each is not None)
+
+
+def _percentiles(answered: Sequence[Answered]) -> dict[str, float]:
+    return {
+        f"{name}_p{percent}_seconds": percentile(values, percent)
+        for name in DISTRIBUTED
+        if (values := values_of(answered, name))
+        for percent in PERCENTILES
+    }
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """Return the smallest of rising values that ``percent`` of them do not exceed."""
+    return values[max(0, math.ceil(percent * len(values) / 100) - 1)]
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 80 % interval of the mean of independent repetitions; None of a single one."""
+    freedom = len(values) - 1
+    if freedom < 1:
+        return None
+    factor = STUDENT_80[freedom - 1] if freedom <= len(STUDENT_80) else NORMAL_80
+    half = factor * statistics.stdev(values) / math.sqrt(len(values))
+    mean = statistics.fmean(values)
+    return mean - half, mean + half
+
+
+# What to beware of
+
+
+def _failures(answered: Sequence[Answered]) -> Iterable[str]:
+    errors = Counter(each.error for each in answered if each.error)
+    if errors:
+        told = ", ".join(f"{words} ({count})" for words, count in errors.most_common(3))
+        share = f"{errors.total()} of {len(answered)} requests failed"
+        yield f"{share}, and no figure has them: {told}"
+
+
+def _few(answered: Sequence[Answered]) -> Iterable[str]:
+    count = sum(not each.error for each in answered)
+    for percent in PERCENTILES:
+        needed = round(BEYOND * 100 / (100 - percent))
+        if count < needed:
+            yield f"{count} answers are few for a p{percent}: {needed:,} would be enough"
+            return
+
+
+def _spread(
+    measured: dict[str, float], interval: dict[str, tuple[float, float]], count: int
+) -> Iterable[str]:
+    if count == 1:
+        yield "one repetition has no interval"
+    wide = [
+        name
+        for name, (low, high) in interval.items()
+        if high - low > 2 * WIDE * abs(measured[name])
+    ]
+    if wide:
+        yield f"repetitions differ by more than {WIDE:.0%} in {', '.join(wide)}"
+
+
+def _lateness(repetitions: Sequence[Repetition], measured: dict[str, float]) -> Iterable[str]:
+    """Tell where the generator itself fell behind: its loop woke, or its requests went, late."""
+    limit = max(LATE_SECONDS, LATE_SHARE * measured.get("ttft_seconds", 0.0))
+    lags = sorted(chain.from_iterable(each.lags for each in repetitions))
+    sent = sorted(each.sent - each.due for one in repetitions for each in one.answered)
+    for values, words in ((lags, "its clock ran"), (sent, "its requests went out")):
+        if values and (late := percentile(values, 99)) > limit:
+            yield f"the generator itself fell behind: {words} up to {late:.3f} s late (p99)"
+
+
+def _shortness(answered: Sequence[Answered], output_tokens: int) -> Iterable[str]:
+    short = sum(not each.error and each.output_tokens < output_tokens for each in answered)
+    if short:
+        yield f"{short} answers ended before their {output_tokens} tokens"
+
+
+def _overrun(options: LoadOptions, point: float, measured: dict[str, float]) -> Iterable[str]:
+    done = measured["requests_per_second"]
+    if options.arrivals.kind == "open" and done < KEPT_UP * point:
+        yield (
+            f"the endpoint did not keep up: {done:.3g} of {point:g} requests a second, so waiting "
+            "times grow for as long as it is asked"
+        )
+
+
+def _edges(options: LoadOptions, point: float) -> Iterable[str]:
+    if options.arrivals.kind == "closed" and options.requests_at(point) < 2 * point:
+        yield "fewer than two requests a client: the start and the end weigh in it"

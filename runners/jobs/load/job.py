@@ -1,0 +1,204 @@
+"""A benchmark under load, from its endpoint's start to the rows that it leaves."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from functools import partial
+
+from runners.jobs.artefacts import publish_report
+from runners.jobs.assessment import text_ids
+from runners.jobs.load.arrivals import Prompt, Repetition, repetition
+from runners.jobs.load.client import Target, ask, new_client
+from runners.jobs.load.endpoint import OwnEndpoint, own_endpoint
+from runners.jobs.load.figures import row_of
+from runners.jobs.loading import load_tokenizer, opened_model
+from runners.jobs.runtime import BadInputError, Job, MissingModelError
+from runners.jobs.stages import Stages
+from runners.jobs.tokenizer import TokenIds
+from runners.jobspec import ArtefactModel, BenchmarkSpec, FolderModel, ServeSpec
+from runners.load_options import ClosedLoop, LoadOptions
+from runners.load_report import ARTEFACT, MEANS, LoadReport, LoadRow
+
+LOADING = "Starting the endpoint"
+WARMING = "Warming up"
+SHARE_LOADING, SHARE_WARMING, SHARE_POINT = 2.0, 0.5, 2.0
+WORDS = {  # of several, of one
+    "closed": ("clients", "client"),
+    "open": ("requests a second", "request a second"),
+    "burst": ("requests at once", "request"),
+}
+
+
+def measure_under_load(job: Job, spec: BenchmarkSpec, options: LoadOptions) -> None:
+    """Start an endpoint of the model, sweep over the points, and leave rows and the result."""
+    sweep = Sweep(job, spec, options)
+    with own_endpoint(job, serve_spec_of(spec, options)) as endpoint:
+        report = asyncio.run(sweep.run(endpoint))
+        endpoint.stop()
+    publish_report(job, ARTEFACT, report.model_dump(mode="json"))
+    main = main_row(report, spec.batch_size)
+    measured = {name: value for name, value in main.measured.items() if name in MEANS}
+    own = {name: endpoint.measured[name] for name in OWN_FIGURES if name in endpoint.measured}
+    job.emitter.result(measured | own, _notes(report, main))
+
+
+OWN_FIGURES = ("peak_memory_bytes",)
+
+
+def serve_spec_of(spec: BenchmarkSpec, options: LoadOptions) -> ServeSpec:
+    """Return the endpoint that is measured: room for every request that may be there at once."""
+    places, longest = options.places(spec.batch_size), spec.prompt_tokens + spec.output_tokens
+    return ServeSpec(
+        model=spec.model,
+        weight_dtype=spec.weight_dtype,
+        max_concurrency=places,
+        queue_limit=100_000,
+        max_length=longest,
+        kv_cache_tokens=places * longest,
+        seed=spec.seed,
+    )
+
+
+def main_row(report: LoadReport, concurrency: int) -> LoadRow:
+    """Return the row that stands for the job: that of the plan's clients, else the last."""
+    of_plan = [row for row in report.rows if row.point == concurrency]
+    return of_plan[-1] if of_plan and report.arrivals == "closed" else report.rows[-1]
+
+
+class Sweep:
+    """Every point, one after the other, against one endpoint."""
+
+    def __init__(self, job: Job, spec: BenchmarkSpec, options: LoadOptions) -> None:
+        self.job = job
+        self.spec = spec
+        self.options = options
+        self.text = _text(job, spec)
+        points = {self._name(point): SHARE_POINT for point in options.arrivals.points}
+        shares = {LOADING: SHARE_LOADING, WARMING: SHARE_WARMING, **points}
+        self.stages = Stages(job.emitter, shares)
+
+    def _name(self, point: float) -> str:
+        words = WORDS[self.options.arrivals.kind][point == 1]
+        return f"Under load: {point:g} {words}"
+
+    async def run(self, endpoint: OwnEndpoint) -> LoadReport:
+        """Return the rows of all points; end as the endpoint ended where it did so."""
+        self.stages.begin(LOADING)
+        address = endpoint.wait_until_ready()
+        target = Target(
+            f"http://{address.host}:{address.port}/v1",
+            address.model,
+            self.spec.output_tokens,
+            self.options.request_timeout_seconds,
+        )
+        self.stages.begin(WARMING)
+        await self._warm_up(endpoint, target)
+        rows = [await self._point(endpoint, target, each) for each in self.options.arrivals.points]
+        return LoadReport(
+            arrivals=self.options.arrivals.kind,
+            prompt_tokens=self.spec.prompt_tokens,
+            output_tokens=self.spec.output_tokens,
+            places=self.options.places(self.spec.batch_size),
+            seed=self.spec.seed,
+            rows=tuple(rows),
+        )
+
+    async def _warm_up(self, endpoint: OwnEndpoint, target: Target) -> None:
+        count = self.options.warm_up_requests
+        if count:
+            few = ClosedLoop(concurrency=(min(count, self.spec.batch_size),))
+            warm = self.options.model_copy(update={"arrivals": few})
+            await self._repetition(endpoint, target, warm, few.points[0], count)
+
+    async def _point(self, endpoint: OwnEndpoint, target: Target, point: float) -> LoadRow:
+        self.stages.begin(self._name(point))
+        done: list[Repetition] = []
+        for at in range(1, self.options.repetitions + 1):
+            count = self.options.requests_at(point)
+            seed = f"{self.spec.seed}/{point:g}/{at}"
+            done.append(await self._repetition(endpoint, target, self.options, point, count, seed))
+            self.stages.advance(at / self.options.repetitions)
+        row = row_of(self.options, point, done, self.spec.output_tokens)
+        rate, failed = row.measured["tokens_per_second"], row.failed
+        said = f"{row.requests} requests, {failed} failed, {rate:.1f} tokens/s"
+        self.job.emitter.say(f"{self._name(point)}: {said}")
+        return row
+
+    async def _repetition(
+        self,
+        endpoint: OwnEndpoint,
+        target: Target,
+        options: LoadOptions,
+        point: float,
+        count: int,
+        seed: str = "warm-up",
+    ) -> Repetition:
+        prompts = self._prompts(count, seed)
+        async with new_client() as client:
+            found = await repetition(
+                options.arrivals,
+                point,
+                prompts,
+                partial(ask, client, target),
+                endpoint.is_alive,
+                seed,
+            )
+        if not endpoint.is_alive():
+            endpoint.die_with_it(_cut_off(found))
+        if all(each.error for each in found.answered):
+            first = found.answered[0].error
+            raise BadInputError(f"the endpoint answered none of {count} requests: {first}")
+        return found
+
+    def _prompts(self, count: int, seed: str) -> Sequence[Prompt]:
+        """Return beginnings of the held-out text, of one length each, drawn by the seed."""
+        length = self.spec.prompt_tokens
+        source = random.Random(seed)  # noqa: S311 - the same prompts again, no secret
+        last = len(self.text) - length
+        begins = [source.randrange(last) for _ in range(count)]
+        return [self.text[begin : begin + length].tolist() for begin in begins]
+
+
+def _text(job: Job, spec: BenchmarkSpec) -> TokenIds:
+    """Return the held-out text in the model's tokens.
+
+    Raises:
+        MissingModelError: the model reads no text.
+        BadInputError: the text is shorter than one prompt.
+    """
+    model, tokenizer = spec.model, None
+    if isinstance(model, FolderModel | ArtefactModel):
+        tokenizer = load_tokenizer(opened_model(model, job.host_dir))
+    if tokenizer is None:
+        msg = "the model has no tokenizer.json, which load on an endpoint needs; choose another"
+        raise MissingModelError(msg)
+    found = text_ids(job, tokenizer)
+    if len(found) <= spec.prompt_tokens:
+        msg = (
+            f"prompt_tokens is {spec.prompt_tokens}, but the host's own text has only "
+            f"{len(found)} tokens; ask with shorter prompts"
+        )
+        raise BadInputError(msg)
+    return found
+
+
+def _cut_off(found: Repetition) -> str:
+    """Say what each client heard when the endpoint ended under them."""
+    cut = [each for each in found.answered if each.error]
+    words = ", ".join(sorted({each.error for each in cut})) or "nobody asked"
+    took = max((each.last for each in cut), default=0.0) - min((c.last for c in cut), default=0.0)
+    return (
+        f"the endpoint went under load; each of {len(cut)} clients heard an error ({words}), the "
+        f"last {took:.1f} s after the first"
+    )
+
+
+def _notes(report: LoadReport, main: LoadRow) -> dict[str, str]:
+    kind = WORDS[report.arrivals][main.point == 1]
+    how = (
+        f"mean over {main.requests} requests with {main.point:g} {kind}, {report.prompt_tokens} "
+        f"prompt and {report.output_tokens} output tokens, from when each was due"
+    )
+    names = [name for name in main.measured if name in MEANS]
+    beware = "; ".join(main.notes)
+    return {**dict.fromkeys(names, how), **({"load": beware} if beware else {})}
