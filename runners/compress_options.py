@@ -13,7 +13,8 @@ CompressMethod = Literal[
     "smoothquant", "fptq", "norm_tweaking", "finequant", "magnitude", "wanda", "sparsegpt",
     "llm_pruner", "gguf",
 ]  # fmt: skip
-GgufType = Literal["F16", "Q8_0", "Q4_0"]  # what the gguf package itself can write
+# Q4_K_M and Q5_K_M are mixtures, as llama.cpp makes them.
+GgufType = Literal["F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0"]
 # torchao and bitsandbytes, the whole model at once
 LIBRARY_DTYPES: dict[str, WeightDtype] = {
     "bf16": "bf16",

@@ -26,6 +26,7 @@ SCHEME_BY_METHOD: dict[str, str] = {
     "w4a8": "rptq:w4a8kv8",
     "w8a8": "smoothquant",
     "int8_dynamic": "smoothquant",
+    "gguf": "gguf:q4_k_m",
     "qat": "llm-qat:w4a16kv16",
     "llm_pruner": "llm_pruner:0.177:structured",
 }

@@ -80,6 +80,7 @@ RECIPES: dict[str, Recipe] = {
     "int8_weight_only": Recipe("int8", "rounding"),
     "int8_dynamic": Recipe("int8", "rounding"),
     "fp8": Recipe("fp8", "rounding"),
+    "gguf": Recipe("int4", "rounding"),
     "int4_weight_only": Recipe("int4", "rounding"),
     "nf4": Recipe("nf4", "rounding"),
     "finequant": Recipe("int4", "rounding"),

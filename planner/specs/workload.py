@@ -22,6 +22,7 @@ CompressMethod = Literal[
     "int8_weight_only",
     "int8_dynamic",
     "fp8",
+    "gguf",
     "int4_weight_only",
     "nf4",
     "gptq",

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from runners.compress_options import CompressMethod
+from runners.compress_options import CompressMethod, GgufType
 from runners.jobspec import CompressSpec, ModelRef
 from webapp.plans.errors import DraftProblem
 from webapp.plans.words import METHOD_WORDS
@@ -16,6 +16,7 @@ COMPRESS_METHODS: dict[str, CompressMethod] = {
     "int8_weight_only": "int8",
     "int8_dynamic": "int8_dynamic",
     "fp8": "fp8",
+    "gguf": "gguf",
     "int4_weight_only": "nf4",
     "nf4": "nf4",
     "gptq": "gptq",
@@ -29,6 +30,7 @@ COMPRESS_METHODS: dict[str, CompressMethod] = {
 }
 # Those that round to as many bits as they are told.
 CODED_METHODS = ("gptq", "norm_tweaking", "quantease", "awq", "finequant", "fptq")
+GGUF_TYPES: dict[int, GgufType] = {4: "Q4_K_M", 8: "Q8_0"}
 
 
 def compress_spec(draft: Draft, model: ModelRef) -> CompressSpec:
@@ -49,7 +51,19 @@ def compress_spec(draft: Draft, model: ModelRef) -> CompressSpec:
     fields: dict[str, Any] = {"method": method, "group_size": values["group_size"]}
     if values["method"] in CODED_METHODS:
         fields["bits"] = bits_of(values)
+    if method == "gguf":
+        fields["gguf_type"] = _gguf_type(bits_of(values))
     return CompressSpec.model_validate({"model": model, **fields, **_zeros(values)})
+
+
+def _gguf_type(bits: int) -> GgufType:
+    if bits not in GGUF_TYPES:
+        raise DraftProblem(
+            f"GGUF files are written here with 4 bits (Q4_K_M) or 8 (Q8_0), not {bits}. Choose "
+            "one of them.",
+            "bits",
+        )
+    return GGUF_TYPES[bits]
 
 
 def bits_of(values: dict[str, Any]) -> int:

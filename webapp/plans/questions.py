@@ -204,7 +204,8 @@ def _compress(values: dict[str, Any]) -> CompressWorkload:
         return CompressWorkload(method=method)
     if method in BITS:
         return CompressWorkload(method=method, bits=BITS[method])
-    bits = bits_of(values) if method in CODED_METHODS else GROUPED_BITS
+    is_asked = method in CODED_METHODS or method == "gguf"
+    bits = bits_of(values) if is_asked else GROUPED_BITS
     return CompressWorkload(method=method, bits=bits, group_size=values["group_size"])
 
 

@@ -24,6 +24,7 @@ METHOD_WORDS = {
     "int8_weight_only": "8-bit weights",
     "int8_dynamic": "8-bit weights and activations",
     "fp8": "8-bit floats",
+    "gguf": "GGUF",
     "int4_weight_only": "4-bit weights",
     "nf4": "NormalFloat 4",
     "gptq": "GPTQ",

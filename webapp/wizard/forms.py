@@ -59,6 +59,7 @@ COMPRESSIONS = [
     ("fp8", "8-bit floats, weights only"),
     ("int4_weight_only", "4-bit whole numbers in groups, weights only"),
     ("nf4", "4-bit NormalFloat"),
+    ("gguf", "GGUF for llama.cpp: Q4_K_M, or Q8_0 with 8 bits"),
     ("gptq", "GPTQ: error passed on, column by column"),
     ("norm_tweaking", "Norm tweaking: GPTQ, then norms re-fitted; for 2 and 3 bits"),
     ("quantease", "QuantEase: coordinate descent"),
@@ -295,7 +296,7 @@ class CompressForm(StepForm):
         coerce=int,
         required=False,
         empty_value=None,
-        help_text="For the methods from GPTQ to FPTQ; empty means 4",
+        help_text="For GGUF and the methods from GPTQ to FPTQ; empty means 4",
     )
     group_size = WholeNumber("Group size", 8, 4096, "Weights that share one scale")
     sparsity = forms.ChoiceField(

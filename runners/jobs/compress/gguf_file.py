@@ -1,7 +1,7 @@
 """Write a Llama-shaped model folder as one GGUF file, and read it back against the folder.
 
-The types are those that the gguf package can quantise: F16, Q8_0 and Q4_0. K-quants (Q4_K_M and
-their like) need llama.cpp's own tool, which takes the F16 file.
+F16, Q8_0 and Q4_0 are written by the gguf package, K-quants by ``k_quants``; both are read back by
+the package's own decoder.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,10 +13,8 @@ import numpy.typing as npt
 import torch
 from gguf import (
     MODEL_ARCH,
-    GGMLQuantizationType,
     GGUFReader,
     GGUFWriter,
-    LlamaFileType,
     get_tensor_name_map,
     quants,
 )
@@ -24,20 +22,12 @@ from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from runners.compress_options import GgufType
 from runners.jobs.compress.gguf_tokens import write_tokens
+from runners.jobs.compress.gguf_types import FILE_TYPES, OUTPUT, encoded, is_as_written, type_of
 from runners.jobs.runtime import BadInputError
 from runners.jobs.weights import WeightReader
 
 ARCHITECTURE = "llama"
 WRITABLE = ("llama", "mistral")  # model types that llama.cpp reads as llama
-FILE_TYPES = {
-    "F16": LlamaFileType.MOSTLY_F16,
-    "Q8_0": LlamaFileType.MOSTLY_Q8_0,
-    "Q4_0": LlamaFileType.MOSTLY_Q4_0,
-}
-BLOCK = 32  # weights of a row that share a scale
-# Of a block's largest weight, how far a weight may come back: half a step, and Q4_0 cuts off the
-# end of its range that lies opposite to that weight.
-TOLERANCES = {"F32": 1e-6, "F16": 1e-3, "Q8_0": 0.005, "Q4_0": 0.13}
 Array = npt.NDArray[np.float32]
 
 
@@ -74,10 +64,12 @@ def write_gguf(
     _write_shape(writer, config)
     writer.add_file_type(FILE_TYPES[kind])
     write_tokens(writer, tokenizer, int(config.vocab_size))
-    for name, theirs in names_of(config, reader).items():
+    names, layers = names_of(config, reader), int(config.num_hidden_layers)
+    is_tied = OUTPUT not in names.values()
+    for name, theirs in names.items():
         array = rearranged(name, _array(reader.read(name)), config)
-        stored = type_of(array, kind)
-        writer.add_tensor(theirs, quants.quantize(array, stored), raw_dtype=stored)
+        stored = type_of(theirs, array, kind, layers, is_tied=is_tied)
+        writer.add_tensor(theirs, encoded(array, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -99,7 +91,9 @@ def read_back(
         stored = found[theirs]
         array = rearranged(name, _array(reader.read(name)), config)
         again = quants.dequantize(stored.data, stored.tensor_type).reshape(array.shape)
-        _compare(theirs, array, again, stored.tensor_type)
+        if not is_as_written(array, again, stored.tensor_type):
+            kind = stored.tensor_type.name
+            raise ReadBackError(f"{theirs} reads back further off than {kind} allows")
         yield name, torch.from_numpy(rearranged(name, again, config, back=True).copy())
 
 
@@ -128,15 +122,6 @@ def rearranged(name: str, array: Array, config: PretrainedConfig, *, back: bool 
     return array.reshape(*parts, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
 
-def type_of(array: Array, kind: GgufType) -> GGMLQuantizationType:
-    """Return as what a tensor is stored: vectors as F32, rows that blocks do not fill as F16."""
-    if array.ndim == 1:
-        return GGMLQuantizationType.F32
-    if array.shape[1] % BLOCK:
-        return GGMLQuantizationType.F16
-    return GGMLQuantizationType[kind]
-
-
 def _write_shape(writer: GGUFWriter, config: PretrainedConfig) -> None:
     heads, hidden = int(config.num_attention_heads), int(config.hidden_size)
     head_dim = int(getattr(config, "head_dim", None) or hidden // heads)
@@ -153,15 +138,6 @@ def _write_shape(writer: GGUFWriter, config: PretrainedConfig) -> None:
     writer.add_rope_freq_base(float(_rope(config).get("rope_theta", 10_000.0)))
     writer.add_vocab_size(int(config.vocab_size))
     writer.add_quantization_version(2)
-
-
-def _compare(name: str, before: Array, after: Array, stored: GGMLQuantizationType) -> None:
-    rows = (before.ravel(), after.ravel())
-    size = BLOCK if before.size % BLOCK == 0 else before.size
-    wanted, found = (each.reshape(-1, size) for each in rows)
-    allowed = TOLERANCES[stored.name] * np.abs(wanted).max(axis=1) + 1e-6
-    if (np.abs(wanted - found).max(axis=1) > allowed).any():
-        raise ReadBackError(f"{name} reads back further off than {stored.name} allows")
 
 
 def _rope(config: PretrainedConfig) -> dict[str, Any]:

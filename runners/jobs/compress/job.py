@@ -205,7 +205,10 @@ HOW_STRUCTURE = (
     "LLM-Pruner (own code): the groups of heads and the channels of least |weight x gradient| "
     "removed, as many in each layer; not tuned afterwards"
 )
-HOW_GGUF = "GGUF for llama.cpp: matrices, embedding and output {}, rounded by the gguf package"
+HOW_GGUF = (
+    "GGUF for llama.cpp: matrices, embedding and output {}; K-quants rounded by own code, other "
+    "types by the gguf package"
+)
 PACKED = "; compressed-tensors {}, lm_head and embedding bf16"
 PLAIN = "; plain bf16 tensors: compressed_bytes says what codes, or mask and values, would take"
 

@@ -157,6 +157,8 @@ def test_compressing_layer_by_layer_asks_the_host_for_the_method(demo_plan, trai
     [
         ({"method": "gptq", "bits": 3}, {"bits": 3}),
         ({"method": "gptq", "bits": None}, {"bits": 4}),
+        ({"method": "gguf", "bits": None}, {"gguf_type": "Q4_K_M"}),
+        ({"method": "gguf", "bits": 8}, {"gguf_type": "Q8_0"}),
         ({"method": "sparsegpt", "sparsity": "60"}, {"sparsity": 0.6, "pattern": "unstructured"}),
         ({"method": "sparsegpt", "sparsity": "2:4"}, {"pattern": "2:4"}),
         ({"method": "llm_pruner", "sparsity": "20"}, {"sparsity": 0.2}),
@@ -170,6 +172,13 @@ def test_bits_and_what_goes_reach_the_host(demo_plan, trained, chosen, expected)
     spec = launch_of(plan).spec.model_dump()
 
     assert {name: spec[name] for name in expected} == expected
+
+
+def test_bits_that_no_gguf_type_has_are_refused_by_name(demo_plan, trained):
+    plan = with_model(demo_plan, trained, "compress")
+    plan.draft["workload"]["compress"] |= {"method": "gguf", "bits": 3}
+
+    assert "with 4 bits (Q4_K_M) or 8 (Q8_0), not 3" in refusal(plan)
 
 
 def test_whole_channels_do_not_go_by_fours(demo_plan, trained):

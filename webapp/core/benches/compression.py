@@ -158,13 +158,15 @@ loader reads a sparse store: their saving on disk is still to come.
   (4-bit weights) round each token's activations to 8 bits too; a CPU emulates that, slower.
 - FineQuant: each matrix has groups as coarse as serve it. An engine that fuses queries, keys and
   values may want one size for the three.
+- int8 dynamic: 8-bit weights, and each token's activations to 8 bits as they come (torchao).
 - fp8: one scale a row of e4m3 floats (torchao); products are in 16 bit on a CPU.
 - Magnitude, Wanda, SparseGPT: single weights to zero, a share of them or two of each four.
 - LLM-Pruner: whole heads with the keys they share and whole channels go, as many in each layer.
   The model is not tuned afterwards; fine-tune what is left to recover more.
-- GGUF: F16, Q8_0 or Q4_0 for llama.cpp, of Llama and Mistral models with byte-level BPE, read back
-  and compared tensor by tensor. K-quants (Q4_K_M and the like) need llama.cpp's own
-  `llama-quantize`, which takes the F16 file. Later jobs take the original, not the GGUF file.
+- GGUF: F16, Q8_0, Q6_K, Q5_K_M, Q4_K_M or Q4_0 for llama.cpp, of Llama and Mistral models with
+  byte-level BPE, read back and compared tensor by tensor. K-quants have blocks of 256 weights: in
+  a model whose rows are no multiple of that, as the demo's, they give way to wider types of blocks
+  of 32, as in llama.cpp. Later jobs take the original, not the GGUF file.
 
 ## Does the literature's order hold?
 

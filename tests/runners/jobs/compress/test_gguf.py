@@ -19,7 +19,7 @@ from runners.jobs.weights import WeightReader
 from runners.jobspec import CompressSpec
 
 CPU = torch.device("cpu")
-BITS = {"F16": 16, "Q8_0": 8.5, "Q4_0": 4.5}
+BITS = {"F16": 16, "Q8_0": 8.5, "Q4_0": 4.5, "Q4_K_M": 6.45}  # rows of 64: Q5_0, some Q8_0
 EACH = pytest.mark.parametrize("kind", list(BITS))
 
 
