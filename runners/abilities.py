@@ -123,6 +123,16 @@ ABILITIES: dict[str, Ability] = {
         f"{_GENERATE}/test_experts.py::"
         "test_a_job_with_cached_experts_writes_the_same_and_says_what_it_brought",
     ),
+    "tensor_parallel_inference": Ability(
+        "generate",
+        "transformers",
+        f"{_GENERATE}/test_ranked.py::test_a_share_of_every_matrix_on_each_rank_writes_the_same",
+    ),
+    "pipeline_parallel_inference": Ability(
+        "generate",
+        OWN,
+        f"{_GENERATE}/test_ranked.py::test_a_run_of_layers_on_each_rank_writes_the_same",
+    ),
     **dict.fromkeys(
         ("padding_free", "bytetransformer"),
         Ability("generate", OWN, f"{_TECHNIQUES}::test_batches_without_padding_write_the_same"),

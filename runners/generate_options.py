@@ -42,4 +42,19 @@ class ExpertCache(Option):
     guessed_experts: NonNegativeInt = 2  # 0: none is brought before its layer asks
 
 
+class TensorSplit(Option):
+    """Give each rank a share of every matrix: all of them work on every layer together."""
+
+    method: Literal["tensor"] = "tensor"
+    size: int = Field(default=2, ge=2, le=1024)  # ranks
+
+
+class PipelineSplit(Option):
+    """Give each rank a run of layers: one works behind the other."""
+
+    method: Literal["pipeline"] = "pipeline"
+    size: int = Field(default=2, ge=2, le=1024)  # ranks
+
+
+Split = Annotated[TensorSplit | PipelineSplit, Field(discriminator="method")]
 Offload = Annotated[LayerStreaming | MappedWeights | ExpertCache, Field(discriminator="method")]

@@ -21,7 +21,7 @@ from pydantic import (
 
 from runners.compress_options import QUANTISED_DTYPES, CompressOptions, WeightDtype
 from runners.endpoint_spec import EndpointSettings
-from runners.generate_options import Offload
+from runners.generate_options import Offload, Split
 from runners.load_options import LoadOptions
 
 ComputeDtype = Literal["fp32", "bf16", "fp16"]
@@ -250,6 +250,8 @@ class GenerateSpec(RunDocument):
     kv_cache: KvCache = "plain"
     speculation: Speculation | None = None  # then one prompt at a time
     offload: Offload | None = None
+    split: Split | None = None  # None: one process
+    parallel: DataParallel = DataParallel()
     seed: int = 17
 
     @model_validator(mode="after")
@@ -264,7 +266,25 @@ class GenerateSpec(RunDocument):
                 f"weight_dtype is {self.weight_dtype} and batching {self.batching}"
             )
             raise ValueError(msg)
+        self._check_split(is_quantised=is_quantised)
         return self
+
+    def _check_split(self, *, is_quantised: bool) -> None:
+        if self.split is None:
+            return
+        wrong = {
+            "weight_dtype": is_quantised and self.weight_dtype,
+            "batching": self.batching in ("packed", "continuous") and self.batching,
+            "kv_cache": self.kv_cache != "plain" and self.kv_cache,
+            "speculation": self.speculation and self.speculation.method,
+            "offload": self.offload and self.offload.method,
+        }
+        if told := [f"{name} {value}" for name, value in wrong.items() if value]:
+            msg = (
+                f"split {self.split.method} runs with fp32, bf16 or fp16 weights in padded "
+                f"batches with a plain cache, not with {', '.join(told)}"
+            )
+            raise ValueError(msg)
 
 
 class ServeSpec(RunDocument, EndpointSettings):

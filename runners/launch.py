@@ -107,10 +107,12 @@ def gang_command(
     """
     if request.gang is None:
         return argv, {}
-    if not isinstance(spec, TrainSpec):
+    is_split = isinstance(spec, GenerateSpec) and spec.split is not None
+    if not (isinstance(spec, TrainSpec | GenerateSpec) and (is_split or spec.kind == "train")):
         raise LaunchRefusedError(
             Reason.VERSION_INCOMPATIBLE,
-            f"{spec.kind} runs on one device of one host; only training is shared out",
+            f"{spec.kind} runs on one device of one host; training is shared out, and a "
+            "generation whose model is split",
         )
     try:
         return torchrun_argv(argv, request.gang, spec.parallel), gang_env(request.gang)

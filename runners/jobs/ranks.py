@@ -96,6 +96,24 @@ class Ranks:
                 dist.broadcast(sent, src=self.lead)
                 tensor.copy_(sent)
 
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        """Give a tensor to another rank, which receives one of the same shape.
+
+        Raises:
+            RankLostError: it did not take it in time.
+        """
+        with lost_rank_named(self):
+            dist.send(tensor.contiguous(), dst=to)
+
+    def receive(self, tensor: torch.Tensor, sender: int) -> None:
+        """Fill a tensor with what another rank sends.
+
+        Raises:
+            RankLostError: nothing came in time.
+        """
+        with lost_rank_named(self):
+            dist.recv(tensor, src=sender)
+
     def join(self, model: PreTrainedModel) -> PreTrainedModel | DistributedDataParallel:
         """Return what to run forward: the model, with gradients averaged over the ranks."""
         if self.is_alone:

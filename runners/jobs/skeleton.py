@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 from accelerate import init_empty_weights
+from torch import nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from runners.jobs.runtime import BadInputError
@@ -101,12 +102,12 @@ def skeleton(config: PretrainedConfig, dtype: torch.dtype, folder: Path) -> PreT
 
 
 def fill(
-    model: PreTrainedModel,
+    model: nn.Module,
     names: Iterable[str],
     read: Callable[[str], torch.Tensor],
     device: torch.device,
 ) -> None:
-    """Give the model its weights: ``read`` returns each by its name in the model.
+    """Give the model, or a part of one, its weights: ``read`` returns each by its name there.
 
     Raises:
         BadInputError: some are missing, or are not those of the config.
@@ -116,7 +117,8 @@ def fill(
         unknown = model.load_state_dict(tensors, strict=False, assign=True).unexpected_keys
     except RuntimeError as error:  # a shape that is not the config's
         raise _mismatch(str(error).strip().splitlines()[-1].strip()) from error
-    model.tie_weights()
+    if isinstance(model, PreTrainedModel):
+        model.tie_weights()
     missing = [name for name, each in model.named_parameters() if each.is_meta]
     for names_, word in ((missing, "lack"), (unknown, "also hold")):
         if names_:

@@ -15,7 +15,8 @@ from runners.attempts import AttemptFolder, Verdict
 from runners.client import ServerClient
 from runners.config import HostConfig, HostConfigError
 from runners.gangs import NoSuchAddressError, endpoint, gang_env, interface_of, torchrun_argv
-from runners.jobspec import BenchmarkSpec, DataParallel, DemoModel, TrainSpec
+from runners.generate_options import TensorSplit
+from runners.jobspec import BenchmarkSpec, DataParallel, DemoModel, GenerateSpec, TrainSpec
 from runners.launch import LaunchRefusedError, gang_command
 from runners.messages import ClaimReply, RunRequest, Wanted
 from runners.places import Gang
@@ -178,13 +179,22 @@ def test_a_job_of_one_process_is_left_as_it_is():
     assert gang_command(request(None), TrainSpec(), COMMAND) == (COMMAND, {})
 
 
-def test_only_training_is_shared_out():
+def test_what_is_neither_training_nor_split_is_not_shared_out():
     spec = BenchmarkSpec(model=DemoModel())
 
     with pytest.raises(LaunchRefusedError, match="runs on one device") as refused:
         gang_command(request(gang(), spec=spec), spec, COMMAND)
 
     assert refused.value.reason is Reason.VERSION_INCOMPATIBLE
+
+
+def test_a_generation_whose_model_is_split_is_shared_out():
+    spec = GenerateSpec(model=DemoModel(), weight_dtype="fp32", split=TensorSplit())
+
+    argv, env = gang_command(request(gang(), spec=spec), spec, COMMAND)
+
+    assert argv[:3] == ["python", "-m", "torch.distributed.run"]
+    assert env["GLOO_SOCKET_IFNAME"] == "lo"
 
 
 def test_a_host_without_the_address_refuses_before_anything_starts():

@@ -131,6 +131,7 @@ def is_as_planned(spec: GenerateSpec) -> bool:
         and spec.kv_cache == "plain"
         and spec.speculation is None
         and spec.offload is None
+        and spec.split is None
     )
 
 

@@ -106,7 +106,8 @@ class Job(TeamOwned):
     @property
     def is_shared_out(self) -> bool:
         """Tell whether it runs as several ranks, on devices of one host or of several."""
-        return self.num_hosts > 1 or (self.kind == "train" and (self.devices_per_host or 1) > 1)
+        is_divided = self.kind in {"train", "generate"} and (self.devices_per_host or 1) > 1
+        return self.num_hosts > 1 or is_divided
 
     @property
     def shown_host(self) -> Host | None:

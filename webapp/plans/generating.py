@@ -2,11 +2,13 @@
 
 from typing import Any
 
+from pydantic import ValidationError
+
 from planner.cost.parameters import count_parameters
 from planner.specs.model import ModelSpec
 from planner.specs.strategy import Strategy
 from runners.compress_options import QUANTISED_DTYPES
-from runners.generate_options import ExpertCache, LayerStreaming, Source
+from runners.generate_options import ExpertCache, LayerStreaming, Source, Split
 from runners.jobspec import (
     DemoPrompts,
     FilePrompts,
@@ -27,15 +29,19 @@ def generate_spec(
     model: ModelRef,
     weight_dtype: str,
     offload: LayerStreaming | ExpertCache | None = None,
+    split: Split | None = None,
 ) -> GenerateSpec:
     """Return the typed document that the host runs.
 
     Raises:
-        DraftProblem: prompts of text for a model that has no weights on the host, or layers to
-            be streamed that lie in no folder or are quantised.
+        DraftProblem: prompts of text for a model that has no weights on the host, layers to
+            be streamed that lie in no folder or are quantised, a model to be divided that lies
+            in no folder, or choices that do not run together.
     """
     if offload is not None:
         _check_streamable(model, weight_dtype)
+    if split is not None:
+        _check_divisible(model)
     values = draft["workload"]["generate"]
     path = str(values.get("prompts_path") or "")
     if path and isinstance(model, RandomModel):
@@ -44,7 +50,7 @@ def generate_spec(
             "the file empty, or choose a model whose weights are there.",
             "prompts_path",
         )
-    return GenerateSpec.model_validate(
+    return _validated(
         {
             "model": model,
             "prompts": prompts_of(values, path),
@@ -56,8 +62,20 @@ def generate_spec(
             "kv_cache": values.get("kv_cache") or "plain",
             "speculation": PromptLookup() if values.get("guessing") == "lookup" else None,
             "offload": offload,
+            "split": split,
         }
     )
+
+
+def _validated(fields: dict[str, Any]) -> GenerateSpec:
+    """Return the document; what does not run together is told as the plan's problem."""
+    try:
+        return GenerateSpec.model_validate(fields)
+    except ValidationError as error:
+        said = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise DraftProblem(
+            f"Not everything that was chosen runs together: {said}.", "batching"
+        ) from error
 
 
 def offload_of(strategy: Strategy, shape: ModelSpec) -> LayerStreaming | ExpertCache | None:
@@ -118,6 +136,15 @@ def _check_streamable(model: ModelRef, weight_dtype: str) -> None:
             f"This plan brings {weight_dtype} layers from elsewhere in every pass; only fp32, "
             "bf16 and fp16 ones are. Pin the weights to one of these, or choose a smaller batch.",
             "weight_dtype",
+        )
+
+
+def _check_divisible(model: ModelRef) -> None:
+    if isinstance(model, RandomModel):
+        raise DraftProblem(
+            "This plan divides the model between devices, each of which reads its part, and this "
+            "model has no weights on the host. Choose a model whose weights are there.",
+            "source",
         )
 
 

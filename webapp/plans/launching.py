@@ -38,7 +38,7 @@ from webapp.plans.planning import current_answer, plan_keep
 from webapp.plans.predicting import prediction_of
 from webapp.plans.questions import Question, draft_shape, question_of
 from webapp.plans.serving import EndpointWish, serve_spec
-from webapp.plans.sharing import Spread, check_model, policy_of, spread_of
+from webapp.plans.sharing import Spread, check_model, policy_of, split_of, spread_of
 from webapp.plans.wishes import NOTHING_MORE, Wish, quota_note
 from webapp.plans.words import model_words, plan_title
 
@@ -272,7 +272,8 @@ def _spec(
         return _benchmark_spec(draft, model, best)
     if goal == "generate":
         offload = offload_of(best.strategy, shape) if shape else None
-        return generate_spec(draft, model, _runnable_dtype(best), offload)
+        split = split_of(best.strategy)
+        return generate_spec(draft, model, _runnable_dtype(best), offload, split)
     return _train_spec(draft, model, best)
 
 

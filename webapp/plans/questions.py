@@ -143,7 +143,7 @@ def _cluster(plan: Plan, host: Host | None, together: list[Host]) -> ClusterSpec
     if host is not None:
         try:
             if together:
-                return cluster_for_pool(together, draft["goal"]["goal"], plan.team)
+                return cluster_for_pool(together, draft["goal"]["goal"], plan.team, draft["pins"])
             return cluster_for_host(host)
         except Problem as problem:
             is_passing = problem.code in {"host_unknown", "not_measured"}

@@ -1,5 +1,6 @@
 """A plan over several devices or hosts: which pools can take one, and what of it really runs."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from django.db.models import Q
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.plan import PlannedStrategy
 from planner.specs.strategy import Strategy
+from runners.generate_options import PipelineSplit, Split, TensorSplit
 from runners.jobspec import ArtefactModel, DataParallel, ModelRef
 from webapp.accounts.models import Team
 from webapp.hosts.device import cluster_for_host
@@ -77,8 +79,12 @@ def pool_of(team: Team, choice: str) -> tuple[Pool, list[Host]]:
     )
 
 
-def cluster_for_pool(hosts: list[Host], goal: str, team: Team) -> ClusterSpec:
+def cluster_for_pool(
+    hosts: list[Host], goal: str, team: Team, pins: Mapping[str, Any]
+) -> ClusterSpec:
     """Return the pool's hosts as nodes like the first one; what is no training runs on one.
+
+    A generation takes as many as it was pinned to divide the model over.
 
     Of another team's host the devices and their speed are told, not which host it is.
 
@@ -86,7 +92,13 @@ def cluster_for_pool(hosts: list[Host], goal: str, team: Team) -> ClusterSpec:
         ConflictProblem: the first host has not reported or not been measured yet.
     """
     one = _unnamed(cluster_for_host(hosts[0]), hosts[0].pool, team)
-    return one.model_copy(update={"nodes": len(hosts)}) if goal in TRAININGS else one
+    if goal in TRAININGS:
+        return one.model_copy(update={"nodes": len(hosts)})
+    if goal != "generate":
+        return one
+    ranks = (pins.get("tensor_parallel_size") or 1) * (pins.get("pipeline_parallel_size") or 1)
+    nodes = math.ceil(ranks / one.devices_per_node)
+    return one.model_copy(update={"nodes": min(nodes, len(hosts))})
 
 
 def _unnamed(cluster: ClusterSpec, pool: Pool, team: Team) -> ClusterSpec:
@@ -106,7 +118,8 @@ def spread_of(best: PlannedStrategy, goal: str) -> Spread:
         DraftProblem: it divides the model in a way that jobs do not run yet.
     """
     strategy = best.strategy
-    splits = [name for field, name in SPLITS.items() if (getattr(strategy, field) or 1) > 1]
+    split = split_of(strategy) if goal == "generate" else None
+    splits = [] if split else _splits(strategy)
     copies = strategy.data_parallel_size or 1
     if copies > 1 and strategy.zero_stage:
         splits.append(f"ZeRO stage {strategy.zero_stage}")
@@ -115,20 +128,43 @@ def spread_of(best: PlannedStrategy, goal: str) -> Spread:
     if splits:
         raise DraftProblem(
             f"This plan needs {' and '.join(splits)}, which jobs do not run yet: they train whole "
-            "copies of the model side by side. Pin tensor and pipeline parallel to 1, choose a "
-            "pool of hosts, or choose a smaller model.",
+            "copies of the model side by side, and generate with one model that is divided one "
+            "way. Pin tensor and pipeline parallel to 1, or of a generation one of them, choose "
+            "a pool of hosts, or choose a smaller model.",
             "tensor_parallel_size",
         )
     each = best.cluster.devices_per_node
-    if copies <= each:
-        return Spread(1, copies)
-    if copies % each:
+    ranks = split.size if split else copies
+    if ranks <= each:
+        return Spread(1, ranks)
+    if split and ranks % each:
+        raise DraftProblem(
+            f"{ranks} ranks do not fill hosts of {each} devices evenly. Choose a number that "
+            f"divides by {each}.",
+            f"{split.method}_parallel_size",
+        )
+    if not split and copies % each:
         raise DraftProblem(
             f"{copies} copies do not fill hosts of {each} devices evenly. Choose a global batch "
             f"that divides by {each}.",
             "global_batch_size",
         )
-    return Spread(copies // each, each)
+    return Spread(ranks // each, each)
+
+
+def _splits(strategy: Strategy) -> list[str]:
+    return [name for field, name in SPLITS.items() if (getattr(strategy, field) or 1) > 1]
+
+
+def split_of(strategy: Strategy) -> Split | None:
+    """Return how a plan divides the model among ranks; None where it does not, or in two ways."""
+    if len(_splits(strategy)) != 1:
+        return None
+    if (size := strategy.tensor_parallel_size or 1) > 1:
+        return TensorSplit(size=size)
+    if (size := strategy.pipeline_parallel_size or 1) > 1:
+        return PipelineSplit(size=size)
+    return None
 
 
 def check_model(model: ModelRef, spread: Spread) -> None:

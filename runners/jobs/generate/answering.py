@@ -1,13 +1,15 @@
 """How the open prompts are answered: in padded or packed batches, continuously, or one by one."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from runners.jobs.generate.batching import POLICIES, Batch, CostModel, padding_ratio
+from runners.jobs.generate.chain import Chain
 from runners.jobs.generate.continuous import Finished, Pages, run_continuous
 from runners.jobs.generate.figures import Figures
 from runners.jobs.generate.outputs import Journal, Record
+from runners.jobs.generate.placement import Placed
 from runners.jobs.generate.prompts import Prompt
 from runners.jobs.generate.speculative import Guesser, guess_one
 from runners.jobs.generate.static import (
@@ -33,7 +35,7 @@ class Run:
 
     job: Job
     spec: GenerateSpec
-    loaded: LoadedModel
+    placed: Placed
     prompts: list[Prompt]
     journal: Journal
     limits: Limits
@@ -42,12 +44,22 @@ class Run:
     guesser: Guesser | None = None
     figures: Figures = field(default_factory=Figures)
     notes: dict[str, str] = field(default_factory=dict)
-    placing_figures: Callable[[], Mapping[str, float]] = dict
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """Return the model, or what of it is here."""
+        return self.placed.loaded
+
+    @property
+    def chain(self) -> Chain | None:
+        """Return who computes the model, where it is divided."""
+        return self.placed.chain
 
     @property
     def setup(self) -> Setup:
         """Return how a batch is worked on."""
-        return Setup(self.spec.kv_cache, is_packed=self.spec.batching == "packed")
+        is_packed = self.spec.batching == "packed"
+        return Setup(self.spec.kv_cache, is_packed=is_packed, chain=self.chain)
 
     @property
     def open_positions(self) -> list[int]:
@@ -88,7 +100,7 @@ def answer_all(run: Run) -> None:
         StopRequestedError: the job is to stop; what was answered is written down.
     """
     positions = run.open_positions
-    warm_up(run.loaded.model, [run.prompts[at].ids for at in positions])
+    warm_up(run.loaded.model, [run.prompts[at].ids for at in positions], Setup(chain=run.chain))
     if run.guesser is not None:
         _one_by_one(run, positions, run.guesser)
     elif run.spec.batching == "continuous":
@@ -121,7 +133,8 @@ def _one_batch(run: Run, batch: Batch) -> None:
 
 def _measured_cost(run: Run, positions: Sequence[int]) -> CostModel:
     ids = [run.prompts[at].ids for at in positions]
-    cost = measured_cost(run.loaded.model, ids, run.spec.batch_size, run.spec.output_tokens)
+    plain, spec = Setup(chain=run.chain), run.spec
+    cost = measured_cost(run.loaded.model, ids, spec.batch_size, spec.output_tokens, plain)
     run.notes["batching_cost"] = (
         f"{cost.fixed_seconds:.3g} s a batch + {cost.seconds_per_token:.3g} s a padded token, "
         "measured before the first batch"

@@ -1,10 +1,12 @@
 """One generation attempt: prompts in, a line of output for each, figures as planned."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from runners.jobs.generate.answering import Run, answer_all
 from runners.jobs.generate.caches import check_cache
+from runners.jobs.generate.chain import Chain
 from runners.jobs.generate.figures import notes_of
 from runners.jobs.generate.outputs import (
     JOURNAL,
@@ -14,7 +16,7 @@ from runners.jobs.generate.outputs import (
     publish_outputs,
 )
 from runners.jobs.generate.packed import check_packable
-from runners.jobs.generate.placement import held_bytes, place_model
+from runners.jobs.generate.placement import Placed, place_model
 from runners.jobs.generate.prompts import (
     Prompt,
     check_lengths,
@@ -22,6 +24,7 @@ from runners.jobs.generate.prompts import (
     read_texts,
     tokenised,
 )
+from runners.jobs.generate.ranked import work_on_ranks
 from runners.jobs.generate.speculative import Guesser, check_draft
 from runners.jobs.generate.static import Limits, StopRequestedError
 from runners.jobs.loading import (
@@ -52,28 +55,44 @@ def work(job: Job) -> None:
     """Run one generation attempt."""
     checkpoint_on_sigterm(job)
     spec = job.spec_of(GenerateSpec)
-    texts = read_texts(job, spec.prompts)
-    preload_library(spec.weight_dtype)
-    with gpu_telemetry(job.emitter):
-        run = _prepare(job, spec, texts)
-        before = len(run.journal.records)
-        is_stopped = _stopped(run)
-        _publish(run, before)
+    if spec.split is None:
+        is_stopped = _answer(job, spec)
+    else:
+        is_stopped = work_on_ranks(job, spec, partial(_answer, job, spec))
     if is_stopped:
         end_by_sigterm(job)
 
 
-def _prepare(job: Job, spec: GenerateSpec, texts: Sequence[tuple[str, str]]) -> Run:
+def _answer(job: Job, spec: GenerateSpec, opened: Callable[[], Chain] | None = None) -> bool:
+    """Answer the prompts, by a chain where one is opened; return whether the job was stopped."""
+    texts = read_texts(job, spec.prompts)
+    preload_library(spec.weight_dtype)
+    with gpu_telemetry(job.emitter):
+        run = _prepare(job, spec, texts, opened)
+        before = len(run.journal.records)
+        is_stopped = _stopped(run)
+        _publish(run, before)
+    if run.chain:
+        run.chain.finish(is_stopped=is_stopped)
+    return is_stopped
+
+
+def _prepare(
+    job: Job,
+    spec: GenerateSpec,
+    texts: Sequence[tuple[str, str]],
+    opened: Callable[[], Chain] | None,
+) -> Run:
     stages = Stages(job.emitter, STAGE_SHARES)
     stages.begin(LOADING)
     meter = PeakMeter(pick_device())
-    placed = place_model(job, spec) if spec.offload else None
-    loaded = placed.loaded if placed else load_model(job, spec.model, spec.weight_dtype)
+    placed = _placed(job, spec, opened)
+    loaded = placed.loaded
     check_cache(spec.kv_cache, loaded.model)
     if spec.batching == "packed":
         check_packable(loaded.model)
     guesser = _guesser(job, spec, loaded)
-    held = {"weights": held_bytes(loaded.model), "runtime_overhead": meter.read().start_bytes}
+    held = {"weights": placed.weight_bytes, "runtime_overhead": meter.read().start_bytes}
     job.emitter.metric(terms_held(held))
     prompts = tokenised(job, loaded, spec.prompts, texts)
     positions = getattr(loaded.model.config, "max_position_embeddings", None)
@@ -82,11 +101,21 @@ def _prepare(job: Job, spec: GenerateSpec, texts: Sequence[tuple[str, str]]) -> 
     journal.take_over(earlier_journals(job))
     ends = end_ids(loaded) if spec.stop_at_end else frozenset()
     limits = Limits(spec.output_tokens, ends, job.stop_requested.is_set)
-    run = Run(job, spec, loaded, prompts, journal, limits, meter, stages, guesser)
-    if placed:
-        run.notes["offload"] = placed.where
-        run.placing_figures = placed.figures
+    run = Run(job, spec, placed, prompts, journal, limits, meter, stages, guesser)
+    if placed.where:
+        run.notes["split" if placed.chain else "offload"] = placed.where
     return run
+
+
+def _placed(job: Job, spec: GenerateSpec, opened: Callable[[], Chain] | None) -> Placed:
+    """Return the model where the job wants it: here, partly elsewhere, or divided."""
+    if opened is not None:
+        chain = opened()
+        loaded = LoadedModel(chain.model, chain.tokenizer, chain.device)
+        return Placed(loaded, chain.where, chain.measured, chain)
+    if spec.offload:
+        return place_model(job, spec)
+    return Placed(load_model(job, spec.model, spec.weight_dtype), "")
 
 
 def _stopped(run: Run) -> bool:
@@ -115,9 +144,9 @@ def _publish(run: Run, before: int) -> None:
     if len(records) < len(run.prompts):
         return
     run.job.emitter.metric(terms_held({"kv_cache": run.figures.kv_cache_bytes}))
-    measured = run.figures.measured(peak, held_bytes(run.loaded.model))
+    measured = run.figures.measured(peak, run.placed.weight_bytes)
     run.job.emitter.result(
-        {**measured, **run.placing_figures(), "prompts": float(len(records))},
+        {**measured, **run.placed.figures(), "prompts": float(len(records))},
         {**notes_of(peak, before), **run.notes, **_context(run.spec)},
     )
 

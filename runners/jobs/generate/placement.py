@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from runners.generate_options import ExpertCache, LayerStreaming, MappedWeights
+from runners.jobs.generate.chain import Chain
 from runners.jobs.generate.experts import CachedExperts
 from runners.jobs.layers import LayerwiseModel
 from runners.jobs.loading import (
@@ -35,6 +36,12 @@ class Placed:
     loaded: LoadedModel
     where: str
     figures: Callable[[], Mapping[str, float]] = dict  # what the placing itself measured
+    chain: Chain | None = None  # who computes it, where it is divided
+
+    @property
+    def weight_bytes(self) -> int:
+        """Return the bytes of the weights that are in this process's memory now."""
+        return self.chain.weight_bytes if self.chain else held_bytes(self.loaded.model)
 
 
 def place_model(job: Job, spec: GenerateSpec) -> Placed:

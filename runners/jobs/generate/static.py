@@ -9,6 +9,7 @@ import torch
 from transformers import Cache, PreTrainedModel
 
 from runners.jobs.generate.caches import cache_size, new_cache
+from runners.jobs.generate.chain import Chain, Session
 from runners.jobs.generate.packed import packed_prefill
 from runners.jobspec import KvCache
 
@@ -35,6 +36,7 @@ class Setup:
 
     kv_cache: KvCache = "plain"
     is_packed: bool = False  # the prompts in one row without padding
+    chain: Chain | None = None  # who computes instead of the model, where it is divided
 
 
 PLAIN = Setup()
@@ -76,11 +78,11 @@ def run_batch(
     Raises:
         StopRequestedError: the job is to stop; nothing of this batch is kept.
     """
-    device = next(model.parameters()).device
+    device = setup.chain.device if setup.chain else next(model.parameters()).device
     padded = Padded.of(prompts, device)
-    cache = new_cache(setup.kv_cache, model)
+    cache = setup.chain.begin() if setup.chain else new_cache(setup.kv_cache, model)
     began = now(device)
-    if setup.is_packed:
+    if setup.is_packed and not isinstance(cache, Session):
         tokens = packed_prefill(model, prompts, cache)
         padded.advance()
     else:
@@ -96,7 +98,8 @@ def run_batch(
         open_rows = _take(answers, open_rows, tokens, limits)
         steps += 1
     ended = now(device)
-    return BatchRun(answers, prefilled - began, ended - prefilled, steps, cache_size(cache))
+    held = cache.close() if isinstance(cache, Session) else cache_size(cache)
+    return BatchRun(answers, prefilled - began, ended - prefilled, steps, held)
 
 
 @dataclass
@@ -118,8 +121,14 @@ class Padded:
         is_even = all(len(each) == longest for each in prompts)
         return cls(torch.tensor(rows, device=device), None if is_even else mask, positions)
 
-    def step(self, model: PreTrainedModel, ids: torch.Tensor, cache: Cache) -> torch.Tensor:
+    def step(
+        self, model: PreTrainedModel, ids: torch.Tensor, cache: Cache | Session
+    ) -> torch.Tensor:
         """Put tokens [rows, new] through the model and return the next one of each row."""
+        if isinstance(cache, Session):
+            tokens = cache.next_tokens(ids, self.mask, self.positions)
+            self.advance()
+            return tokens
         output = model(
             input_ids=ids,
             attention_mask=self.mask,
@@ -129,8 +138,8 @@ class Padded:
             logits_to_keep=1,
         )
         self.advance()
-        tokens: torch.Tensor = output.logits[:, -1].argmax(dim=-1)
-        return tokens
+        found: torch.Tensor = output.logits[:, -1].argmax(dim=-1)
+        return found
 
     def advance(self) -> None:
         """Let the mask and the positions follow the tokens that went in."""

@@ -5,19 +5,23 @@ from collections.abc import Sequence
 from transformers import PreTrainedModel
 
 from runners.jobs.generate.batching import CostModel
-from runners.jobs.generate.static import BatchRun, Ids, Limits, run_batch
+from runners.jobs.generate.static import PLAIN, BatchRun, Ids, Limits, Setup, run_batch
 
 ROUNDS = 2
 STEPS = 3  # tokens of a short run: its prefill's and two decoded
 
 
-def warm_up(model: PreTrainedModel, prompts: Sequence[Ids]) -> None:
+def warm_up(model: PreTrainedModel, prompts: Sequence[Ids], setup: Setup = PLAIN) -> None:
     """Run the shortest prompt for some tokens, so that no later one pays for what loads late."""
-    run_batch(model, [min(prompts, key=len)], Limits(STEPS))
+    run_batch(model, [min(prompts, key=len)], Limits(STEPS), setup)
 
 
 def measured_cost(
-    model: PreTrainedModel, prompts: Sequence[Ids], batch_size: int, output_tokens: int
+    model: PreTrainedModel,
+    prompts: Sequence[Ids],
+    batch_size: int,
+    output_tokens: int,
+    setup: Setup = PLAIN,
 ) -> CostModel:
     """Return the constants of ``cost = fixed + per_token * count * longest``.
 
@@ -26,7 +30,7 @@ def measured_cost(
     """
     ordered = sorted(prompts, key=len)
     small, large = ordered[:1], ordered[-batch_size:]
-    few, many = _best(model, small), _best(model, large)
+    few, many = _best(model, small, setup), _best(model, large, setup)
     prefill = line(
         (len(small[0]), few.prefill_seconds),
         (len(large) * len(large[-1]), many.prefill_seconds),
@@ -45,8 +49,8 @@ def line(first: tuple[float, float], second: tuple[float, float]) -> tuple[float
     return max(0.0, y1 - slope * x1), slope
 
 
-def _best(model: PreTrainedModel, prompts: Sequence[Ids]) -> BatchRun:
-    runs = [run_batch(model, prompts, Limits(STEPS)) for _ in range(ROUNDS)]
+def _best(model: PreTrainedModel, prompts: Sequence[Ids], setup: Setup) -> BatchRun:
+    runs = [run_batch(model, prompts, Limits(STEPS), setup) for _ in range(ROUNDS)]
     return min(runs, key=lambda run: run.prefill_seconds + run.decode_seconds)
 
 

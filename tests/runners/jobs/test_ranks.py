@@ -7,7 +7,6 @@ import sys
 import pytest
 import torch
 
-from runners.gangs import gang_env, torchrun_argv
 from runners.jobs.checkpoint import share_progress
 from runners.jobs.events import Emitter, read_events
 from runners.jobs.loading import fresh_model
@@ -16,8 +15,7 @@ from runners.jobs.runtime import BadInputError
 from runners.jobs.train import _check_same_text, _check_share
 from runners.jobs.trainer import build_optimizer
 from runners.jobspec import DataParallel
-from runners.messages import RunRequest
-from runners.places import Gang
+from tests.runners.jobs.gang import run_on_ranks
 from tests.runners.jobs.harness import TINY_CONFIG, Finished, Host, tiny_training
 from tests.stack import free_port
 
@@ -144,26 +142,8 @@ def test_a_rank_may_start_late_but_not_fall_silent_once_it_trains():
 
 
 def run_on_two_ranks(host: Host, name: str, steps: int) -> Finished:
-    spec = tiny_training(max_steps=steps, gradient_accumulation_steps=2)
-    place = Gang(
-        node_rank=0, num_nodes=1, num_processes=2, master_address="127.0.0.1",
-        master_port=free_port(), own_address="127.0.0.1", rendezvous_id=name,
-    )  # fmt: skip
-    folder = host.attempt(name, spec)
-    request = RunRequest.model_validate_json((folder / "spec.json").read_bytes())
-    request = request.model_copy(update={"gang": place})
-    (folder / "spec.json").write_text(request.model_dump_json())
-    command = [sys.executable, "-m", "runners.jobs.train", str(folder)]
-    with (folder / "events.jsonl").open("ab") as events:
-        process = subprocess.Popen(
-            torchrun_argv(command, place, spec.parallel),
-            env=host.environment() | gang_env(place) | {"SLIPWAY_EVENT_FD": str(events.fileno())},
-            pass_fds=[events.fileno()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-    stdout, stderr = process.communicate(timeout=240)
-    done = Finished(folder, process.returncode, read_events(folder / "events.jsonl"), stderr)
-    assert done.returncode == 0, stderr
-    (folder / "stdout.txt").write_text(stdout)
+    done = run_on_ranks(host, name, tiny_training(max_steps=steps, gradient_accumulation_steps=2))
+    assert done.returncode == 0, done.stderr
     return done
 
 

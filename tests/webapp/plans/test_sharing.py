@@ -3,11 +3,14 @@
 import pytest
 from django.urls import reverse
 
+from planner.specs.strategy import Strategy
+from runners.generate_options import PipelineSplit, TensorSplit
 from runners.jobspec import ArtefactModel
 from tests.webapp.conftest import make_microbench
 from tests.webapp.jobs.gangs import make_hosts
 from webapp.hosts.models import Host
 from webapp.hosts.pools import pool_ensure
+from webapp.modelhub.demo import demo_config
 from webapp.plans import sharing
 from webapp.plans.errors import DraftProblem
 from webapp.plans.launching import launch_note, launch_of, plan_launch
@@ -109,6 +112,80 @@ def test_a_plan_that_splits_the_model_is_refused_by_name(make_plan):
 
     assert note["can"] == ""
     assert "pipeline parallel, which jobs do not run yet" in note["text"]
+
+
+def in_a_folder(plan):
+    plan.draft["model"] |= {"source": "folder", "path": "tiny", "folder_config": demo_config()}
+    plan_compute(plan)
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("pin", "split"),
+    [
+        ("tensor_parallel_size", TensorSplit(size=2)),
+        ("pipeline_parallel_size", PipelineSplit(size=2)),
+    ],
+)
+def test_a_generation_divides_the_model_over_the_hosts_as_it_was_pinned(
+    make_plan, alice, pin, split
+):
+    plan = in_a_folder(make_plan("generate", pins={pin: 2}))
+
+    assert launch_of(plan).spec.split == split
+    job = plan_launch(plan=plan, by=alice)
+    assert (job.num_hosts, job.devices_per_host, job.is_shared_out) == (2, 1, True)
+    assert {each.address for each in job.attempts.all()} != {""}
+
+
+def test_a_model_without_weights_cannot_be_divided(make_plan):
+    note = launch_note(make_plan("generate", pins={"pipeline_parallel_size": 2}))
+
+    assert "has no weights on the host. Choose a model whose weights are there" in note["text"]
+
+
+def test_what_does_not_run_on_a_divided_model_is_told_as_the_plans_problem(make_plan):
+    plan = in_a_folder(make_plan("generate", pins={"tensor_parallel_size": 2}))
+    plan.draft["workload"]["generate"]["batching"] = "packed"
+
+    with pytest.raises(DraftProblem, match=r"split tensor runs with .* not with batching packed"):
+        launch_of(plan)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "split"),
+    [
+        ({}, None),
+        ({"tensor_parallel_size": 4}, TensorSplit(size=4)),
+        ({"pipeline_parallel_size": 3}, PipelineSplit(size=3)),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, None),
+        ({"context_parallel_size": 2}, None),
+    ],
+)
+def test_a_model_is_divided_one_way_or_not_at_all(sizes, split):
+    assert sharing.split_of(Strategy(**sizes)) == split
+
+
+@pytest.mark.parametrize(("size", "spread"), [(2, (1, 2)), (4, (1, 4)), (8, (2, 4))])
+def test_the_ranks_of_a_divided_model_fill_hosts(make_plan, size, spread):
+    best = launch_of(make_plan()).best
+    update = {"tensor_parallel_size": size, "data_parallel_size": 1}
+    strategy = best.strategy.model_copy(update=update)
+    cluster = best.cluster.model_copy(update={"devices_per_node": 4})
+    best = best.model_copy(update={"strategy": strategy, "cluster": cluster})
+
+    assert sharing.spread_of(best, "generate") == sharing.Spread(*spread)
+
+
+def test_ranks_that_do_not_fill_their_hosts_are_refused_by_name(make_plan):
+    best = launch_of(make_plan()).best
+    update = {"pipeline_parallel_size": 6, "data_parallel_size": 1}
+    strategy = best.strategy.model_copy(update=update)
+    cluster = best.cluster.model_copy(update={"devices_per_node": 4})
+    best = best.model_copy(update={"strategy": strategy, "cluster": cluster})
+
+    with pytest.raises(DraftProblem, match="6 ranks do not fill hosts of 4 devices"):
+        sharing.spread_of(best, "generate")
 
 
 def test_a_pool_that_has_lost_its_hosts_says_so(make_plan):

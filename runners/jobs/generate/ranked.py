@@ -1,0 +1,276 @@
+"""Generate over ranks: each has a share of every matrix, or a run of layers.
+
+The lead does everything that a generation does; before each pass it tells the others what comes,
+and they compute their part of it until it says that nothing more comes.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+# transformers ships types, but leaves some of its functions without.
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch.distributed.tensor import DTensor
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from runners.generate_options import PipelineSplit, TensorSplit
+from runners.jobs.generate.caches import cache_size
+from runners.jobs.generate.chain import Chain
+from runners.jobs.generate.stage_model import Call, Ends, Layers, divided, divisible_config
+from runners.jobs.loading import TORCH_DTYPES, load_tokenizer, opened_model, pick_device
+from runners.jobs.memory import tensor_bytes
+from runners.jobs.ranks import RankLostError, Ranks, joined_ranks, lost_rank_named
+from runners.jobs.runtime import BadInputError, Job
+from runners.jobspec import ArtefactModel, DataParallel, FolderModel, GenerateSpec
+
+STEP, FORGET, END, STOP = range(4)
+DIVIDED_FIELDS = (
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "moe_intermediate_size",
+)
+Answer = Callable[[Callable[[], Chain]], bool]  # what the lead does; whether it was stopped
+
+
+class Part(Protocol):
+    """What one rank has of the model."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast | None
+    weight_bytes: int
+
+    def compute(self, call: Call, ids: torch.Tensor) -> torch.Tensor:
+        """Do this rank's part of a pass; the lead's returns each row's next token."""
+
+    def forget(self, session: int) -> None:
+        """Let a session's keys and values go."""
+
+    @property
+    def cache_bytes(self) -> int:
+        """Return the bytes of the keys and values here."""
+
+
+def work_on_ranks(job: Job, spec: GenerateSpec, answer: Answer) -> bool:
+    """Do this rank's part of a generation; return whether it was stopped.
+
+    Raises:
+        BadInputError: the model cannot be divided so, or on so many ranks.
+    """
+    try:
+        with joined_ranks(job, spec.parallel) as ranks:
+            if ranks.is_lead:
+                return answer(lambda: RankChain(ranks, part_of(job, spec, ranks), spec))
+            return follow(ranks, part_of(job, spec, ranks), spec.parallel)
+    except RankLostError as error:
+        sys.exit(f"RANK_LOST: {error}")
+
+
+def part_of(job: Job, spec: GenerateSpec, ranks: Ranks) -> Part:
+    """Return what this rank has of the job's model."""
+    split = spec.split
+    if not isinstance(split, TensorSplit | PipelineSplit):
+        raise BadInputError("the job asks for no split over ranks")
+    if split.size != ranks.size:
+        msg = f"split {split.method} has size {split.size}, but {ranks.size} ranks were started"
+        raise BadInputError(f"{msg}; launch it on as many devices as the size says")
+    if not isinstance(spec.model, FolderModel | ArtefactModel):
+        msg = f"ranks read their part from a model folder; source {spec.model.source} has none"
+        raise BadInputError(msg)
+    folder, dtype = opened_model(spec.model, job.host_dir), TORCH_DTYPES[spec.weight_dtype]
+    if isinstance(split, TensorSplit):
+        return TensorPart(folder, dtype, ranks.size)
+    return PipelinePart(folder, dtype, ranks)
+
+
+class RankChain(Chain):
+    """The lead's view of all ranks."""
+
+    def __init__(self, ranks: Ranks, part: Part, spec: GenerateSpec) -> None:
+        super().__init__()
+        self._ranks, self._part, self._parallel = ranks, part, spec.parallel
+        self.model, self.weight_bytes = part.model, part.weight_bytes
+        self.tokenizer, self.device = part.tokenizer, pick_device()
+        method = spec.split.method if spec.split else ""
+        self.where = f"{method} parallel over {ranks.size} ranks; the figures are the lead's"
+        self._is_settled = False
+
+    def next_tokens(self, call: Call, ids: torch.Tensor) -> torch.Tensor:
+        """Have every rank do its part of a pass; return the next token of each row."""
+        masks = [] if call.mask is None else [call.mask]
+        self._tell(STEP, call.session, *ids.shape, *(each.shape[1] for each in masks))
+        self._ranks.copy_from_lead([ids, call.positions, *masks])
+        with lost_rank_named(self._ranks):
+            tokens = self._part.compute(call, ids)
+        if not self._is_settled:
+            self._ranks.settle(self._parallel)
+            self._is_settled = True
+        return tokens
+
+    def forget(self, session: int) -> None:
+        """Let a session's keys and values go on every rank."""
+        self._tell(FORGET, session)
+        self._part.forget(session)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Return the bytes of the keys and values that the lead has."""
+        return self._part.cache_bytes
+
+    def finish(self, *, is_stopped: bool) -> None:
+        """Let the other ranks end as this one does."""
+        self._tell(STOP if is_stopped else END)
+
+    def _tell(self, *words: int) -> None:
+        told = [*words, 0, 0, 0, 0][:5]
+        self._ranks.copy_from_lead([torch.tensor(told)])
+
+
+def follow(ranks: Ranks, part: Part, parallel: DataParallel) -> bool:
+    """Compute what the lead tells until nothing more comes; return whether that is a stop.
+
+    Raises:
+        RankLostError: nothing was heard of the lead, or of another rank, for too long.
+    """
+    is_settled = False
+    while True:
+        (header,) = _heard(ranks, (5,))
+        order, session, rows, new, width = header.tolist()
+        if order in (END, STOP):
+            return bool(order == STOP)
+        if order == FORGET:
+            part.forget(session)
+            continue
+        shapes = [(rows, new), (rows, new), *([(rows, width)] if width else [])]
+        ids, positions, *mask = _heard(ranks, *shapes)
+        with lost_rank_named(ranks):
+            part.compute(Call(session, positions, mask[0] if mask else None), ids)
+        if not is_settled:
+            ranks.settle(parallel)
+            is_settled = True
+
+
+def _heard(ranks: Ranks, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    tensors = [torch.zeros(shape, dtype=torch.long) for shape in shapes]
+    ranks.copy_from_lead(tensors)
+    return tensors
+
+
+class PipelinePart:
+    """A run of layers; the lead has the first one, and the ends of the model."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, ranks: Ranks) -> None:
+        """Read this rank's layers."""
+        self._config = divisible_config(folder)
+        device = pick_device()
+        self._ranks, self._device, self._dtype = ranks, device, dtype
+        self._place = (ranks.rank - ranks.lead) % ranks.size
+        which = divided(self._config.num_hidden_layers, ranks.size)[self._place]
+        self.tokenizer = load_tokenizer(folder)
+        self._layers = Layers(folder, which, device, dtype)
+        self._ends = Ends(folder, device, dtype) if ranks.is_lead else None
+        self.model = self._ends.model if self._ends else self._layers.model
+        self.weight_bytes = self._layers.weight_bytes
+        if self._ends:
+            self.weight_bytes += sum(map(tensor_bytes, self._ends.model.parameters()))
+
+    def compute(self, call: Call, ids: torch.Tensor) -> torch.Tensor:
+        """Take hidden states from the rank before, and give them to the next."""
+        rows, new = ids.shape
+        before = (self._ranks.rank - 1) % self._ranks.size
+        after = (self._ranks.rank + 1) % self._ranks.size
+        hidden = self._ends.embed(ids) if self._ends else self._received(before, rows, new)
+        hidden = self._layers.run(call, hidden)
+        is_last = self._place == self._ranks.size - 1
+        self._ranks.send(hidden[:, -1:] if is_last else hidden, after)
+        return self._ends.choose(self._received(before, rows, 1)) if self._ends else ids
+
+    def forget(self, session: int) -> None:
+        """Let a session's keys and values go."""
+        self._layers.forget(session)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Return the bytes of the keys and values here."""
+        return self._layers.cache_bytes
+
+    def _received(self, sender: int, rows: int, new: int) -> torch.Tensor:
+        shape = (rows, new, self._config.hidden_size)
+        hidden = torch.empty(shape, dtype=self._dtype, device=self._device)
+        self._ranks.receive(hidden, sender)
+        return hidden
+
+
+class TensorPart:
+    """A share of every matrix, as transformers' own plan for the architecture divides them."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, size: int) -> None:
+        """Read this rank's shares.
+
+        Raises:
+            BadInputError: the ranks do not divide the model, or nobody has planned how.
+        """
+        check_divides(divisible_config(folder), size)
+        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            str(folder),
+            dtype=dtype,
+            tp_plan="auto",
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+        )
+        torch.nn.Module.eval(self.model)
+        self.tokenizer = load_tokenizer(folder)
+        self.weight_bytes = sum(tensor_bytes(_local(each)) for each in self.model.parameters())
+        self._caches: dict[int, DynamicCache] = {}
+
+    @torch.inference_mode()
+    def compute(self, call: Call, ids: torch.Tensor) -> torch.Tensor:
+        """Run the model: its layers exchange what they need."""
+        cache = self._caches.setdefault(call.session, DynamicCache(config=self.model.config))
+        device = pick_device()
+        output = self.model(
+            input_ids=ids.to(device),
+            attention_mask=None if call.mask is None else call.mask.to(device),
+            position_ids=call.positions.to(device),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        tokens: torch.Tensor = output.logits[:, -1].argmax(dim=-1)
+        return tokens
+
+    def forget(self, session: int) -> None:
+        """Let a session's keys and values go."""
+        self._caches.pop(session, None)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Return the bytes of the keys and values here."""
+        return sum(map(cache_size, self._caches.values()))
+
+
+def check_divides(config: PretrainedConfig, size: int) -> None:
+    """Refuse ranks that do not divide the heads: the first pass would fail.
+
+    Raises:
+        BadInputError: with the field.
+    """
+    for name in DIVIDED_FIELDS:
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value % size:
+            msg = f"{name} is {value}, which {size} ranks of tensor parallel do not divide"
+            raise BadInputError(f"{msg}; choose a size that does, or pipeline parallel")
+
+
+def _local(tensor: Any) -> torch.Tensor:  # noqa: ANN401 - DTensor is no Tensor to the checker
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,189 @@
+"""A run of a model's decoder layers, and what stands before and behind all of them.
+
+Used wherever a model is divided between processes: over ranks, or over servers of a chain.
+A stage keeps the keys and values of its layers for each session; what passes between stages is
+the hidden states alone.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+# transformers ships types, but leaves some of its functions without.
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
+from transformers import AutoConfig, DynamicCache, PretrainedConfig, PreTrainedModel
+
+from runners.jobs.generate.caches import cache_size
+from runners.jobs.memory import tensor_bytes
+from runners.jobs.runtime import BadInputError
+from runners.jobs.skeleton import ModelTensors, fill, skeleton
+
+# Rotary embeddings, one norm at the end, nothing added to the hidden states in between.
+DIVISIBLE = (
+    "llama", "mistral", "mixtral", "olmoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
+)  # fmt: skip
+LAYERS = "model.layers."
+
+
+class Call(NamedTuple):
+    """What every stage is told of one pass: whose it is, the mask, the tokens' positions."""
+
+    session: int
+    positions: torch.Tensor  # [rows, new]
+    mask: torch.Tensor | None  # [rows, all]; None: nothing is padded
+
+
+class Stage(Protocol):
+    """Some layers, here or elsewhere."""
+
+    def run(self, call: Call, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what the layers make of ``hidden`` [rows, new, width]."""
+
+    def forget(self, session: int) -> None:
+        """Let a session's keys and values go."""
+
+
+def divided(num_layers: int, count: int) -> list[range]:
+    """Return ``count`` runs of layers, as even as they can be; the first ones are longer.
+
+    Raises:
+        BadInputError: there are fewer layers than runs.
+    """
+    if count > num_layers:
+        msg = f"{count} stages are asked for, and the model has {num_layers} layers"
+        raise BadInputError(f"{msg}; ask for at most as many")
+    each, more = divmod(num_layers, count)
+    starts = [at * each + min(at, more) for at in range(count + 1)]
+    return [range(*pair) for pair in pairwise(starts)]
+
+
+def divisible_config(folder: Path) -> PretrainedConfig:
+    """Return a folder's config.
+
+    Raises:
+        BadInputError: the model is none of those that stages run.
+    """
+    config: PretrainedConfig = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    if config.model_type not in DIVISIBLE:
+        msg = f"a '{config.model_type}' model is not divided into stages; those that are: "
+        raise BadInputError(msg + ", ".join(DIVISIBLE))
+    if getattr(config, "decoder_sparse_step", 1) != 1:
+        msg = f"decoder_sparse_step is {config.decoder_sparse_step}; stages run models where it is"
+        raise BadInputError(f"{msg} 1")
+    return config
+
+
+class Layers:
+    """Consecutive layers of a model folder, with their sessions."""
+
+    def __init__(
+        self, folder: Path, which: range, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        """Read these layers and no others.
+
+        Raises:
+            BadInputError: the model is not divisible, or its weights are not the config's.
+        """
+        self.which, self.device = which, device
+        self._config = _config_of(divisible_config(folder), which)
+        self.model: PreTrainedModel = skeleton(self._config, dtype, folder)
+        self._base: Any = self.model.base_model
+        self._base.norm = nn.Identity()  # the last stage's output goes to whoever has the ends
+        tensors = ModelTensors(folder, device, dtype)
+        ours = {f"{LAYERS}{at}.": f"{at - which.start}." for at in which}
+        stored = {
+            new + name.removeprefix(old): name
+            for name in tensors.names
+            for old, new in ours.items()
+            if name.startswith(old)
+        }
+        layers: Any = self._base.layers
+        fill(layers, stored, lambda name: tensors.read(stored[name]), device)
+        self._base.rotary_emb.to(device)
+        self._caches: dict[int, DynamicCache] = {}
+
+    @torch.inference_mode()
+    def run(self, call: Call, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what the layers make of ``hidden`` [rows, new, width]."""
+        cache = self._caches.setdefault(call.session, DynamicCache(config=self._config))
+        output = self._base(
+            inputs_embeds=hidden.to(self.device),
+            attention_mask=None if call.mask is None else call.mask.to(self.device),
+            position_ids=call.positions.to(self.device),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        found: torch.Tensor = output.last_hidden_state
+        return found
+
+    def forget(self, session: int) -> None:
+        """Let a session's keys and values go."""
+        self._caches.pop(session, None)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Return the bytes of the layers' weights."""
+        return sum(map(tensor_bytes, self._base.layers.parameters()))
+
+    @property
+    def cache_bytes(self) -> int:
+        """Return the bytes of all sessions' keys and values."""
+        return sum(map(cache_size, self._caches.values()))
+
+
+class Ends:
+    """What a model has before its first layer and behind its last one."""
+
+    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+        """Read the embeddings, the last norm and the head.
+
+        Raises:
+            BadInputError: the model is not divisible, or its weights are not the config's.
+        """
+        self.model: PreTrainedModel = skeleton(divisible_config(folder), dtype, folder)
+        self.device = device
+        base: Any = self.model.base_model
+        base.layers = nn.ModuleList()
+        tensors = ModelTensors(folder, device, dtype)
+        names = [name for name in tensors.names if not name.startswith(LAYERS)]
+        fill(self.model, names, tensors.read, device)
+        self._embed, self._norm = base.embed_tokens, base.norm
+        self._head = self.model.get_output_embeddings()
+
+    @torch.inference_mode()
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return what reaches the first layer for tokens [rows, new]."""
+        found: torch.Tensor = self._embed(ids.to(self.device))
+        return found
+
+    @torch.inference_mode()
+    def choose(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the likeliest next token of each row."""
+        logits = self._head(self._norm(hidden[:, -1:].to(self.device)))
+        tokens: torch.Tensor = logits[:, -1].argmax(dim=-1)
+        return tokens
+
+
+def through(stages: Sequence[Stage], call: Call, hidden: torch.Tensor) -> torch.Tensor:
+    """Return what all stages make of ``hidden``, one behind the other."""
+    for stage in stages:
+        hidden = stage.run(call, hidden)
+    return hidden
+
+
+def _config_of(whole: PretrainedConfig, which: range) -> PretrainedConfig:
+    """Return the config of a model that has these layers and no others."""
+    fields = whole.to_dict()
+    kinds = fields.get("layer_types")
+    cut: dict[str, Any] = {"num_hidden_layers": len(which)}
+    if kinds:
+        cut["layer_types"] = kinds[which.start : which.stop]
+    if dense := fields.get("mlp_only_layers"):
+        cut["mlp_only_layers"] = [at - which.start for at in dense if at in which]
+    config: PretrainedConfig = whole.__class__(**{**fields, **cut})
+    config._attn_implementation = whole._attn_implementation  # noqa: SLF001 - to_dict leaves it out
+    return config
