@@ -72,3 +72,17 @@ document.addEventListener("keydown", (event) => {
   if (isJump && JUMPS[event.key]) location.assign(JUMPS[event.key]);
   lastKey = { key: event.key, at: event.timeStamp };
 });
+
+/** Hide the fields of a step that its chosen method does not read, unless they hold an error. */
+function hideUnasked() {
+  const method = document.querySelector("#step [name='method']");
+  for (const control of document.querySelectorAll("#step [data-asked-for]")) {
+    const field = control.closest(".field");
+    const isAsked = control.dataset.askedFor.split(" ").includes(method.value);
+    field.hidden = !isAsked && !field.querySelector(".error");
+  }
+}
+hideUnasked();
+document.addEventListener("change", (event) => {
+  if (event.target.matches("#step [name='method']")) hideUnasked();
+});

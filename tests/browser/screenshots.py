@@ -54,7 +54,7 @@ def shoot_all(looks: dict[tuple[int, str], Page], url: str, name: str, out: Path
 def compress(page: Page, stack: Stack, job_id: str) -> str:
     """Compress the model of a finished job with the wizard's defaults; return the job's id."""
     page.goto(f"{stack.base_url}/jobs/{job_id}/")
-    page.get_by_role("link", name="Compress this model").click()
+    page.get_by_role("link", name="Compress it").click()
     page.wait_for_load_state()
     return launch(page)
 

@@ -100,7 +100,7 @@ def test_the_trained_model_can_be_downloaded(watched, stack):
 def test_the_next_step_leads_into_the_wizard_with_the_new_model(watched, stack):
     page, seen = watched
     page.goto(f"{stack.base_url}/jobs/{seen['job_id']}/")
-    page.get_by_role("link", name="Compress this model").click()
+    page.get_by_role("link", name="Compress it").click()
     page.wait_for_url(re.compile("/plans/.*/edit/"))
 
 

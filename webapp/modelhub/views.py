@@ -1,6 +1,6 @@
 """Models: the catalog, the team's own, and what each would need."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from django.contrib import messages
@@ -12,12 +12,15 @@ from planner.catalog.models import ModelEntry, get_entry, get_model, list_models
 from planner.errors import PlannerError
 from planner.specs.estimate import Estimate
 from planner.specs.model import ModelSpec
+from runners.compress_options import QUANTISED_DTYPES
 from webapp.accounts.models import Role
 from webapp.accounts.roles import current_team, has_role, require_role
+from webapp.core.display import Figure
 from webapp.core.problems import Problem
 from webapp.hosts.device import cluster_for_host
 from webapp.hosts.models import Host, HostState
 from webapp.jobs.evaluating import left_model
+from webapp.jobs.figures import FIGURES
 from webapp.modelhub.forms import ModelNewForm
 from webapp.modelhub.models import TeamModel
 from webapp.modelhub.shapes import (
@@ -84,6 +87,8 @@ def model_detail(request: HttpRequest, model_id: str) -> HttpResponse:
         "entry": entry,
         "name": name,
         "shape": shape,
+        "narrow_dtypes": QUANTISED_DTYPES,
+        "figures": figures_of(team_model.facts) if team_model else (),
     }
     if shape is not None:
         hosts = Host.objects.visible_to(request.user).exclude(state=HostState.RETIRED)
@@ -103,6 +108,16 @@ def _evaluation(request: HttpRequest, model: TeamModel | None) -> str:
     if model is None or not has_role(request.user, model.team, Role.PRACTITIONER):
         return ""
     return left_model(model).evaluation
+
+
+def figures_of(facts: Mapping[str, Any]) -> list[Figure]:
+    """Return what a model's job measured, by the labels that its own page shows."""
+    values = {**facts, **facts.get("measured", {})}
+    return [
+        Figure(label, float(values[metric]), unit, provenance="measured")
+        for metric, (label, unit) in FIGURES.items()
+        if isinstance(values.get(metric), int | float)
+    ]
 
 
 def _entry_or_404(model_id: str) -> ModelEntry:

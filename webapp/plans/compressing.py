@@ -31,6 +31,8 @@ COMPRESS_METHODS: dict[str, CompressMethod] = {
 # Those that round to as many bits as they are told.
 CODED_METHODS = ("gptq", "norm_tweaking", "quantease", "awq", "finequant", "fptq")
 GGUF_TYPES: dict[int, GgufType] = {4: "Q4_K_M", 8: "Q8_0"}
+GROUPED_METHODS = ("int4_weight_only", "nf4", *CODED_METHODS)  # weights share a scale
+PRUNING_METHODS = ("sparsegpt", "llm_pruner")
 
 
 def compress_spec(draft: Draft, model: ModelRef) -> CompressSpec:

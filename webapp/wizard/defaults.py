@@ -11,6 +11,14 @@ Draft = dict[str, Any]
 DEFAULT_MODEL = "meta-llama/Llama-3.1-8B"
 DEFAULT_DEVICE = "rtx-4090"
 GOALS = ("serve", "generate", "finetune", "pretrain", "compress")
+# What a model's page offers -> the goal of the plan that does it.
+MODEL_PRESETS = {
+    "quantize": "compress",
+    "endpoint": "serve",
+    "benchmark": "serve",
+    "generate": "generate",
+}
+READY_PRESETS = {"demo", *MODEL_PRESETS}  # nothing is left to ask: they open at the review
 
 WORKLOADS: dict[str, dict[str, Any]] = {
     "serve": {
@@ -87,7 +95,19 @@ def serve_draft(host: Host | None) -> Draft:
     return _draft("serve", "serve", {"source": "catalog"}, host)
 
 
-def quantize_draft(model: TeamModel, host: Host | None) -> Draft:
-    """Return a draft that compresses one of the team's models where its weights lie."""
-    chosen = {"source": "team", "team_model": model.pk}
-    return _draft("quantize", "compress", chosen, model.host or host)
+def model_draft(preset: str, model: TeamModel, host: Host | None) -> Draft:
+    """Return a draft that does with one of the team's models, where its weights lie, as asked."""
+    goal, chosen = MODEL_PRESETS[preset], {"source": "team", "team_model": model.pk}
+    draft = _draft(preset, goal, chosen, model.host or host)
+    _fit_context(draft["workload"][goal], model.config.get("max_position_embeddings"))
+    return draft
+
+
+def _fit_context(values: dict[str, Any], context: object) -> None:
+    """Ask no more tokens of a model than it has positions for: a quarter is left for answers."""
+    asked = ("input_tokens", "output_tokens")
+    if not isinstance(context, int) or not all(name in values for name in asked):
+        return
+    if sum(values[name] for name in asked) > context:
+        values["output_tokens"] = max(1, context // 4)
+        values["input_tokens"] = max(1, context - values["output_tokens"])

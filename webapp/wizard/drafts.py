@@ -12,7 +12,13 @@ from webapp.jobs.models import Job, JobState
 from webapp.modelhub.models import TeamModel
 from webapp.plans.completeness import completed, missing_step
 from webapp.plans.models import Plan, PlanState
-from webapp.wizard.defaults import Draft, demo_draft, quantize_draft, serve_draft
+from webapp.wizard.defaults import (
+    MODEL_PRESETS,
+    Draft,
+    demo_draft,
+    model_draft,
+    serve_draft,
+)
 
 
 def first_host(team: Team) -> Host | None:
@@ -35,8 +41,8 @@ def draft_begin(
 
 def _first_draft(team: Team, preset: str, model: TeamModel | None) -> Draft:
     host = first_host(team)
-    if preset == "quantize" and model is not None:
-        return quantize_draft(model, host)
+    if preset in MODEL_PRESETS and model is not None:
+        return model_draft(preset, model, host)
     if preset == "demo":
         return demo_draft(host)
     has_seen_one = Job.objects.filter(team=team, state=JobState.SUCCEEDED).exists()

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, NoReturn
 
@@ -40,6 +41,11 @@ class DecimalNumber(forms.FloatField):
         limits = f"It must be a number from {low:g} to {high:g}."
         self.error_messages |= {"invalid": limits}
         _name_limits(self, label, limits)
+
+
+def asked_for(field: forms.Field, methods: Iterable[str]) -> None:
+    """Show a field for these choices of the form's method only; without JavaScript always."""
+    field.widget.attrs["data-asked-for"] = " ".join(methods)
 
 
 def _name_limits(field: forms.Field, label: str, limits: str) -> None:

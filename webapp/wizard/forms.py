@@ -11,11 +11,17 @@ from planner.errors import PlannerError
 from webapp.core.wording import sentence
 from webapp.hosts.models import Host, Pool
 from webapp.modelhub.models import TeamModel
-from webapp.plans.compressing import PATTERN
+from webapp.plans.compressing import (
+    CODED_METHODS,
+    GROUPED_METHODS,
+    PATTERN,
+    PRUNING_METHODS,
+)
 from webapp.wizard.fields import (
     ConfigJson,
     DecimalNumber,
     WholeNumber,
+    asked_for,
     device_choices,
     read_upload,
 )
@@ -46,6 +52,7 @@ TRAIN_METHODS = [
     ("lora", "LoRA: low-rank adapters"),
     ("qlora", "QLoRA: adapters over 4-bit weights"),
 ]
+ADAPTER_METHODS = ("lora", "qlora")
 OPTIMIZERS = [
     ("adamw", "AdamW"),
     ("adamw_8bit", "AdamW, 8-bit states"),
@@ -285,6 +292,10 @@ class FinetuneForm(PretrainForm):
     lora_rank = WholeNumber("Adapter rank", 1, 1024, "For LoRA and QLoRA")
     field_order = ["method", "lora_rank"]
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        asked_for(self.fields["lora_rank"], ADAPTER_METHODS)
+
 
 class CompressForm(StepForm):
     """Smaller weights."""
@@ -305,6 +316,12 @@ class CompressForm(StepForm):
         required=False,
         help_text="For SparseGPT and LLM-Pruner; empty means half",
     )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        asked_for(self.fields["bits"], ("gguf", *CODED_METHODS))
+        asked_for(self.fields["group_size"], GROUPED_METHODS)
+        asked_for(self.fields["sparsity"], PRUNING_METHODS)
 
     def clean(self) -> dict[str, Any]:
         """Refuse a pattern of single weights where whole channels go."""

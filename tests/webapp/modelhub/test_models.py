@@ -1,6 +1,7 @@
 """The model pages: catalog, team models, a pasted config, where a model fits."""
 
 import json
+import re
 
 import pytest
 
@@ -110,8 +111,26 @@ def own(team, host) -> TeamModel:
     )
 
 
-def test_a_model_with_weights_can_be_compressed_in_one_press(alice, own):
-    assert f"preset=quantize&amp;model={own.pk}" in text(alice, f"/models/{own.pk}/")
+@pytest.mark.parametrize("preset", ["quantize", "endpoint", "generate", "benchmark"])
+def test_a_model_with_weights_is_put_to_use_in_one_press(alice, own, preset):
+    assert f"preset={preset}&amp;model={own.pk}" in text(alice, f"/models/{own.pk}/")
+
+
+def test_a_model_that_is_narrow_already_is_not_compressed_again(alice, own):
+    own.weight_dtype = "fp8"
+    own.save()
+
+    assert "preset=quantize" not in text(alice, f"/models/{own.pk}/")
+
+
+def test_what_was_measured_stands_in_words_with_units(alice, own):
+    own.facts = {"perplexity": 210.4, "measured": {"peak_memory_bytes": 512 * 1024**2}}
+    own.save()
+
+    page = text(alice, f"/models/{own.pk}/")
+
+    assert re.search(r"Peak memory</dt><dd class=\"num\">512<span class=\"unit\">MiB", page)
+    assert "peak_memory_bytes" not in page
 
 
 def test_a_hostile_name_is_escaped(alice, own):

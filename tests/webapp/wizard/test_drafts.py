@@ -60,6 +60,27 @@ def test_the_quantize_preset_chooses_the_model_and_its_host(walk, team_model, ho
     assert draft["hardware"]["choice"] == f"host:{host.pk}"
 
 
+@pytest.mark.parametrize(
+    ("preset", "goal"),
+    [("benchmark", "serve"), ("endpoint", "serve"), ("generate", "generate")],
+)
+def test_what_a_models_page_offers_begins_with_that_model(walk, team_model, preset, goal):
+    found = walk(f"?preset={preset}&model={team_model.pk}")
+
+    assert found.first_step == "review"
+    assert found.plan.draft["goal"]["goal"] == goal
+    assert found.plan.draft["model"]["team_model"] == team_model.pk
+
+
+def test_a_plan_with_a_short_model_asks_no_more_tokens_than_it_has_positions(walk, team_model):
+    team_model.config = {**team_model.config, "max_position_embeddings": 256}
+    team_model.save()
+
+    asked = walk(f"?preset=generate&model={team_model.pk}").plan.draft["workload"]["generate"]
+
+    assert (asked["input_tokens"], asked["output_tokens"]) == (192, 64)
+
+
 def test_another_teams_model_cannot_be_a_preset(charlie, team_model):
     response = client_of(charlie).get(f"/plans/new/?preset=quantize&model={team_model.pk}")
 
