@@ -147,6 +147,12 @@ ABILITIES: dict[str, Ability] = {
         "transformers",
         f"{_GENERATE}/test_job.py::test_every_policy_writes_what_plain_greedy_generation_writes",
     ),
+    "nlp_fast": Ability(
+        "benchmark",
+        "torch",
+        "tests/runners/jobs/test_profiling.py::"
+        "test_a_benchmark_leaves_the_operators_of_both_phases",
+    ),
     "cramming": Ability(
         "train", OWN, "tests/runners/jobs/test_trainer.py::test_it_ends_when_the_time_is_up"
     ),

@@ -99,6 +99,12 @@ class LoadOptions(BaseModel):
             return max(self.requests_per_repetition, round(point))
         return self.requests_per_repetition
 
+    def main_point(self, concurrency: int) -> float:
+        """Return the point that stands for the sweep: that of a plan's clients, else the last."""
+        points = self.arrivals.points
+        has_plans = isinstance(self.arrivals, ClosedLoop) and concurrency in points
+        return float(concurrency) if has_plans else points[-1]
+
     def places(self, at_least: int) -> int:
         """Return how many requests the endpoint answers together: all that may be there."""
         if isinstance(self.arrivals, OpenLoop):

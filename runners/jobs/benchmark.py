@@ -3,6 +3,7 @@
 from functools import partial
 
 from runners.compress_options import QUANTISED_DTYPES
+from runners.jobs.artefacts import publish_report
 from runners.jobs.assessment import Assessment, Sampling, assess, held_out_ids
 from runners.jobs.evaluation import Perplexity, evaluate, perplexity_ratio
 from runners.jobs.generation import Workload
@@ -17,13 +18,16 @@ from runners.jobs.loading import (
     stored_quantisation,
 )
 from runners.jobs.memory import PeakMeter
+from runners.jobs.profiling import profile_model
 from runners.jobs.runtime import BadInputError, Job, num_threads, run_job
 from runners.jobs.stages import Stages
 from runners.jobs.telemetry import gpu_telemetry
 from runners.jobspec import ArtefactModel, BenchmarkSpec, FolderModel
+from runners.profile_report import ARTEFACT, ProfileReport
 
 LOADING = "Loading the model"
 MEASURING = "Measuring speed and perplexity"
+PROFILING = "Profiling the operators"
 ORIGINAL = "Evaluating the original"
 
 
@@ -36,7 +40,7 @@ def work(job: Job) -> None:
     preload_library(spec.weight_dtype)
     with gpu_telemetry(job.emitter):
         stages = Stages(job.emitter, _stage_shares(job, spec))
-        assessment = run_isolated(job, partial(_assess, spec, stages))
+        assessment, profiled = run_isolated(job, partial(_assess, spec, stages))
         measured = assessment.measured()
         notes = {**assessment.notes(), **_context(spec)}
         if assessment.perplexity and _has_original(job, spec):
@@ -49,15 +53,20 @@ def work(job: Job) -> None:
                 "perplexity_ratio_high": high,
             }
             notes["perplexity_ratio"] = f"{spec.weight_dtype} / bf16, same windows pair by pair"
+    if profiled is not None:
+        publish_report(job, ARTEFACT, profiled.model_dump(mode="json"))
     job.emitter.result(measured, notes)
 
 
 def _stage_shares(job: Job, spec: BenchmarkSpec) -> dict[str, float]:
-    shares = {LOADING: 2.0, MEASURING: 5.0}
-    return {**shares, ORIGINAL: 2.0} if _has_original(job, spec) else shares
+    profiling = {PROFILING: 1.0} if spec.profile else {}
+    original = {ORIGINAL: 2.0} if _has_original(job, spec) else {}
+    return {LOADING: 2.0, MEASURING: 5.0, **profiling, **original}
 
 
-def _assess(spec: BenchmarkSpec, stages: Stages, job: Job) -> Assessment:
+def _assess(
+    spec: BenchmarkSpec, stages: Stages, job: Job
+) -> tuple[Assessment, ProfileReport | None]:
     stages = stages.via(job.emitter)
     stages.begin(LOADING)
     meter = PeakMeter(pick_device())
@@ -65,7 +74,11 @@ def _assess(spec: BenchmarkSpec, stages: Stages, job: Job) -> Assessment:
     workload = Workload(spec.batch_size, spec.prompt_tokens, spec.output_tokens, spec.seed)
     stages.begin(MEASURING)
     sampling = Sampling(workload, spec.repetitions, spec.evaluation_tokens)
-    return assess(job, loaded, sampling, meter, stages)
+    assessment = assess(job, loaded, sampling, meter, stages)
+    if not spec.profile:
+        return assessment, None
+    stages.begin(PROFILING)  # last: a profiled pass is slow, and its memory is the profiler's
+    return assessment, profile_model(loaded.model, workload)
 
 
 def _has_original(job: Job, spec: BenchmarkSpec) -> bool:

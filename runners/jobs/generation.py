@@ -111,27 +111,33 @@ def _generate(
     """Generate ``output_tokens``, the first of which comes out of the prefill."""
     cache = DynamicCache(config=model.config)
     began = _now(prompt.device)
-    token = _next_token(model, prompt, cache)
+    token = next_token(model, prompt, cache)
     ended = _now(prompt.device)
     prefill_seconds = ended - began
     steps: list[float] = []
     for _ in range(output_tokens - 1):
-        token = _next_token(model, token, cache)
+        token = next_token(model, token, cache)
         began, ended = ended, _now(prompt.device)
         steps.append(ended - began)
     return Repetition(prefill_seconds, tuple(steps)), cache
 
 
-def _next_token(model: PreTrainedModel, ids: torch.Tensor, cache: Cache) -> torch.Tensor:
+def next_token(model: PreTrainedModel, ids: torch.Tensor, cache: Cache) -> torch.Tensor:
+    """Return the likeliest token after ``ids``, whose keys and values go into the cache."""
     output = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
     token: torch.Tensor = output.logits[:, -1:].argmax(dim=-1)
     return token
 
 
 def _now(device: torch.device) -> float:
+    settled(device)
+    return time.perf_counter()
+
+
+def settled(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 def _device(model: PreTrainedModel) -> torch.device:

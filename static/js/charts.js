@@ -158,16 +158,19 @@
     if (chart.measured.meta.metric === metric) act(chart);
   });
 
+  /* Charts over time; those over something else stay as they came. */
+  const timed = () => [...charts.values()].filter((chart) => chart.figure.layout.meta.start_ms !== undefined);
+
   /* The first point of all says where time begins. */
   const append = (metric, points) => {
-    if (points.length && ![...charts.values()].some((chart) => chart.measured.x.length)) {
-      charts.forEach((chart) => { chart.figure.layout.meta.start_ms = points[0][0]; });
+    if (points.length && !timed().some((chart) => chart.measured.x.length)) {
+      timed().forEach((chart) => { chart.figure.layout.meta.start_ms = points[0][0]; });
     }
     each(metric, (chart) => chart.append(points));
   };
 
   /* Where the axes end: what the job itself expects; small changes of mind are passed over. */
-  const expect = (length) => charts.forEach((chart) => {
+  const expect = (length) => timed().forEach((chart) => {
     const { meta, xaxis } = chart.figure.layout;
     const before = xaxis.range[1] - meta.origin_ms;
     const last = (chart.measured.x.at(-1) ?? meta.origin_ms) - meta.origin_ms;
@@ -179,7 +182,7 @@
     mount,
     append,
     expect,
-    lastInstant: () => Math.max(0, ...[...charts.values()].map((chart) => {
+    lastInstant: () => Math.max(0, ...timed().map((chart) => {
       const { x } = chart.measured;
       const { start_ms: start, origin_ms: origin } = chart.figure.layout.meta;
       return x.length ? start + x[x.length - 1] - origin : 0;

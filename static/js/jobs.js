@@ -28,6 +28,7 @@
       for (const box of region.querySelectorAll("input.pick")) box.checked = ticked.includes(box.value);
       if (window.htmx) window.htmx.process(region);
     }
+    charts?.mount();
     const title = fresh.querySelector("[data-title]");
     if (!title) return;
     document.title = title.dataset.title;

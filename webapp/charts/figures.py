@@ -163,11 +163,14 @@ def verdict(chart: ChartSpec, series: Series, prediction: Prediction | None) -> 
         return f"{_say(values[-1], chart)} at the last point, {span}."
     is_peak = chart.unit == "bytes"
     value = max(values) if is_peak else sorted(values)[len(values) // 2]
-    return (
-        f"{'Peak' if is_peak else 'Median'} {_say(value, chart)}, "
-        f"{_beside(value / prediction.value)} the predicted {_say(prediction.value, chart)}"
-        f"{_place(value, prediction)}."
-    )
+    return f"{'Peak' if is_peak else 'Median'} {against(chart, value, prediction)}."
+
+
+def against(chart: ChartSpec, value: float, prediction: Prediction) -> str:
+    """Return a measured value beside its prediction, in words without an end."""
+    said = f"the predicted {_say(prediction.value, chart)}"
+    beside = _beside(value / prediction.value)
+    return f"{_say(value, chart)}, {beside} {said}{_place(value, prediction)}"
 
 
 def _say(value: float, chart: ChartSpec) -> str:

@@ -61,6 +61,7 @@ def drawing(figure: Figure) -> dict[str, Any]:
     paths = [
         {"class": _class_of(trace), "d": box.path(trace)} for trace in figure["data"] if trace["x"]
     ]
+    is_timed = "origin_ms" in figure["layout"].get("meta", {"origin_ms": ORIGIN_MS})
     levels = [box.y0 + (box.y1 - box.y0) * share for share in (0, 1 / 3, 2 / 3, 1)]
     return {
         "width": WIDTH,
@@ -75,7 +76,7 @@ def drawing(figure: Figure) -> dict[str, Any]:
             for v in levels
         ],
         "times": [
-            {"x": f"{box.x(v):.1f}", "text": clock(v - ORIGIN_MS)}
+            {"x": f"{box.x(v):.1f}", "text": clock(v - ORIGIN_MS) if is_timed else number(v)}
             for v in (box.x0, (box.x0 + box.x1) / 2, box.x1)
         ],
     }

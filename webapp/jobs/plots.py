@@ -55,7 +55,8 @@ def draw(job: Job, *, is_complete: bool = False, part: Attempt | None = None) ->
         return []
     stored = MetricSource.objects.filter(attempt_id=attempt.pk).values_list("metrics", flat=True)
     names = {name for names in stored for name in names} | _gpu_metrics(attempt)
-    charts = charts_for(job.kind, names, is_complete=is_complete)
+    kind = "serve" if job.spec.get("load") else job.kind  # an endpoint's own, under load
+    charts = charts_for(kind, names, is_complete=is_complete)
     found = read_series(attempt.pk, [chart.metric for chart in charts], points=MAX_POINTS)
     series = {each.metric: series_of(each) for each in found}
     span = span_ms(job, series.values())

@@ -24,6 +24,7 @@ from webapp.jobs.gangs import deciding_part
 from webapp.jobs.giving_up import names_of, silent_parts
 from webapp.jobs.logs import Line, log_lines
 from webapp.jobs.lookup import load_job
+from webapp.jobs.measured_load import operators_of, under_load
 from webapp.jobs.models import (
     FINAL_STATES,
     Artefact,
@@ -185,6 +186,8 @@ def overview_context(job: Job, drawn: list[Drawn]) -> dict[str, Any]:
         "endpoint": endpoint_of(job),
         "answer": figures.answer(rows),
         "changes": figures.before_after(job),
+        "load": under_load(job),
+        "operators": operators_of(job),
         "chance": figures.beyond_chance(job),
         "weight_dtype": job.spec.get("weight_dtype") or job.spec.get("method"),
         "narrow_dtypes": QUANTISED_DTYPES,

@@ -33,6 +33,7 @@ from webapp.modelhub.models import TeamModel
 from webapp.plans.compressing import compress_spec
 from webapp.plans.errors import DraftProblem
 from webapp.plans.generating import generate_spec, is_weights_only, offload_of
+from webapp.plans.measuring import Measuring, usual_points
 from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer, plan_keep
 from webapp.plans.predicting import prediction_of
@@ -44,6 +45,7 @@ from webapp.plans.words import model_words, plan_title
 
 Draft = dict[str, Any]
 RUNNABLE_DTYPES = ("fp32", "bf16", "fp16", "fp8", "int8", "int4")
+NOTHING_BESIDES = Measuring()
 COMPUTE_DTYPES = ("fp32", "bf16", "fp16")
 TRAINING_SHARE = 3  # a run may take this much longer than its budget for what surrounds it
 GRACE_SECONDS = 900.0
@@ -86,7 +88,7 @@ def plan_launch(
         DraftProblem: there is nothing to launch, or this release cannot run it.
         Problem: the job service refuses.
     """
-    launch = launch_of(plan, wish.endpoint)
+    launch = launch_of(plan, wish.endpoint, wish.measuring)
     plan_keep(plan, name or plan.name or plan_title(plan.draft, launch.model_name, launch.place))
     job = job_create(
         team=plan.team,
@@ -109,7 +111,9 @@ def plan_launch(
     return job_submit(job=job, by=by.get_username())
 
 
-def launch_of(plan: Plan, endpoint: EndpointWish | None = None) -> Launch:
+def launch_of(
+    plan: Plan, endpoint: EndpointWish | None = None, measuring: Measuring = NOTHING_BESIDES
+) -> Launch:
     """Return what would be launched; with ``endpoint`` a serve plan stays up.
 
     Raises:
@@ -137,6 +141,8 @@ def launch_of(plan: Plan, endpoint: EndpointWish | None = None) -> Launch:
     spec = _spec(plan.draft, model, best, shape)
     if endpoint is not None:
         spec = _endpoint_spec(plan, question, spec, endpoint)
+    elif isinstance(spec, BenchmarkSpec):
+        spec = _measured_spec(spec, measuring)
     if isinstance(spec, TrainSpec):
         policy = policy_of(plan.draft["hardware"], spread)
         spec = spec.model_copy(update={"parallel": policy})
@@ -192,11 +198,12 @@ def _endpoint_note(plan: Plan, launch: Launch) -> dict[str, str]:
     """Return what an endpoint of the plan would be, or why there can be none."""
     if not isinstance(launch.spec, BenchmarkSpec):
         return {}
+    points = {"measures": "yes", "points": usual_points(launch.spec.batch_size)}
     try:
         launch_of(plan, EndpointWish())
     except DraftProblem as problem:
-        return {"endpoint": problem.sentence}
-    return {"endpoint": EXPLANATIONS["serve"], "can_serve": "yes"}
+        return points | {"endpoint": problem.sentence}
+    return points | {"endpoint": EXPLANATIONS["serve"], "can_serve": "yes"}
 
 
 FLOATS_OF_8_BITS = (
@@ -291,6 +298,12 @@ def _endpoint_spec(
         "positions": shape.max_position_embeddings if shape else None,
     }
     return serve_spec(plan.draft, spec.model, fields, wish)
+
+
+def _measured_spec(spec: BenchmarkSpec, measuring: Measuring) -> BenchmarkSpec:
+    if measuring.load is not None:
+        _needs_weights(spec.model, "Load on an endpoint")
+    return spec.model_copy(update=measuring._asdict())
 
 
 def _needs_weights(model: ModelRef, verb: str) -> None:

@@ -129,6 +129,24 @@ def estimate_generation(
         return None
 
 
+def estimate_serving(
+    request: PlanRequest, workload: ServeWorkload, strategy: Strategy
+) -> Estimate | None:
+    """Return the cost of a plan's strategy with other callers, where it has one."""
+    question = EstimateRequest(
+        model=request.model,
+        cluster=request.cluster,
+        workload=workload,
+        strategy=strategy,
+        engine=request.engine,
+        host_calibration=request.host_calibration,
+    )
+    try:
+        return api.estimate(question)
+    except PlannerError:
+        return None
+
+
 def fits_on(
     model: str | dict[str, Any], cluster: ClusterSpec, weight_dtype: str, num_tokens: int
 ) -> Estimate | None:

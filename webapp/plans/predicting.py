@@ -12,6 +12,7 @@ from runners.jobspec import (
     ServeSpec,
     TrainSpec,
 )
+from webapp.plans.measuring import CURVE, curve_of, estimate_at
 from webapp.plans.planning import estimate_generation
 from webapp.plans.questions import Question
 from webapp.plans.verdict import figure_values
@@ -28,6 +29,12 @@ SERVE_METRICS = {  # not tokens per second: those follow from who asks
     "ttft_seconds": "ttft_seconds",
     "tpot_seconds": "tpot_seconds",
     "peak_memory_bytes": "peak_memory_bytes",
+}
+PEAK_METRICS = {"peak_memory_bytes": "peak_memory_bytes"}
+LOAD_METRICS = {  # of the main point of a sweep
+    "tokens_per_second": "tokens_per_second",
+    "ttft_seconds": "ttft_seconds",
+    "tpot_seconds": "tpot_seconds",
 }
 TRAIN_METRICS = {
     "tokens_per_second": "tokens_per_second",
@@ -48,7 +55,7 @@ def prediction_of(
     if isinstance(spec, ServeSpec):
         return _figures(best, SERVE_METRICS, spec.max_concurrency)
     if isinstance(spec, BenchmarkSpec):
-        return _figures(best, BENCHMARK_METRICS, spec.batch_size)
+        return _measurement(spec, best, question)
     if isinstance(spec, EvaluateSpec):
         return {}
     found: dict[str, dict[str, Any]] = {}
@@ -58,6 +65,21 @@ def prediction_of(
         if estimate is not None:
             figures = _figures(estimate, BENCHMARK_METRICS, 1)
             found |= {f"{prefix}{name}": figure for name, figure in figures.items()}
+    return found
+
+
+def _measurement(
+    spec: BenchmarkSpec, best: PlannedStrategy, question: Question
+) -> dict[str, dict[str, Any]]:
+    """Return one batch's figures; under load the main point's, its fullest's peak, the curve."""
+    options = spec.load
+    if options is None:
+        return _figures(best, BENCHMARK_METRICS, spec.batch_size)
+    main, last = options.main_point(spec.batch_size), options.arrivals.points[-1]
+    found: dict[str, dict[str, Any]] = {CURVE: curve_of(question, best.strategy, options)}
+    for point, metrics in ((main, LOAD_METRICS), (last, PEAK_METRICS)):
+        if estimate := estimate_at(question, best.strategy, options, point):
+            found |= _figures(estimate, metrics, spec.batch_size)
     return found
 
 

@@ -30,6 +30,7 @@ from webapp.plans.explanation import explain, main_lines
 from webapp.plans.exporting import exports_of, file_of
 from webapp.plans.history import jobs_of, measured_of
 from webapp.plans.launching import launch_of, plan_launch
+from webapp.plans.measuring import measuring_of
 from webapp.plans.models import Plan, PlanState
 from webapp.plans.planning import current_answer, is_outdated, plan_compute, plan_keep
 from webapp.plans.serving import endpoint_wish_of
@@ -213,6 +214,8 @@ def plan_launch_view(request: HttpRequest, plan_id: str) -> HttpResponse:
         if endpoint_key:
             asked = endpoint_wish_of(request.POST.dict(), hashes_of(endpoint_key))
             wish = wish._replace(endpoint=asked)
+        is_load = request.POST.get("go") == "load"
+        wish = wish._replace(measuring=measuring_of(request.POST.dict(), is_load=is_load))
         key = request.POST.get("key", "")[:KEY_LENGTH] or None
         job = plan_launch(
             plan=plan,

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from webapp.core.problems import InvalidProblem, Problem
 from webapp.jobs.models import Job, Priority
+from webapp.plans.measuring import Measuring
 from webapp.plans.serving import EndpointWish
 from webapp.queue.quotas import check_submit, told_limits
 
@@ -19,6 +20,7 @@ class Wish(NamedTuple):
     max_retries: int = 0
     priority: int = Priority.NORMAL
     endpoint: EndpointWish | None = None  # a serve plan stays up instead of being measured
+    measuring: Measuring = Measuring()
 
 
 NOTHING_MORE = Wish()

@@ -36,7 +36,8 @@ def measure_under_load(job: Job, spec: BenchmarkSpec, options: LoadOptions) -> N
         report = asyncio.run(sweep.run(endpoint))
         endpoint.stop()
     publish_report(job, ARTEFACT, report.model_dump(mode="json"))
-    main = main_row(report, spec.batch_size)
+    point = options.main_point(spec.batch_size)
+    main = next(row for row in report.rows if row.point == point)
     measured = {name: value for name, value in main.measured.items() if name in MEANS}
     own = {name: endpoint.measured[name] for name in OWN_FIGURES if name in endpoint.measured}
     job.emitter.result(measured | own, _notes(report, main))
@@ -57,12 +58,6 @@ def serve_spec_of(spec: BenchmarkSpec, options: LoadOptions) -> ServeSpec:
         kv_cache_tokens=places * longest,
         seed=spec.seed,
     )
-
-
-def main_row(report: LoadReport, concurrency: int) -> LoadRow:
-    """Return the row that stands for the job: that of the plan's clients, else the last."""
-    of_plan = [row for row in report.rows if row.point == concurrency]
-    return of_plan[-1] if of_plan and report.arrivals == "closed" else report.rows[-1]
 
 
 class Sweep:

@@ -1,0 +1,205 @@
+"""Which operators a prefill and a decode step spend their time in, by torch's own profiler.
+
+An operator's class is judged by what its shapes say that it computes and moves, at the rates of
+a large product and a large copy measured in the same process: nearer to the one or the other, or
+to neither, and then it is the time of calling it.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+# torch ships types, but leaves some of its profiler's functions without.
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import DynamicCache, PreTrainedModel
+
+from runners.jobs.generation import Workload, next_token, random_prompt, settled
+from runners.profile_report import MAX_ROWS, PHASES, Bound, OperatorRow, Phase, ProfileReport
+
+DECODE_STEPS = 8
+PRODUCT_SIZE = 768
+COPY_BYTES = 64 * 1024**2
+PROBES = 5
+OVERHEAD_SHARE = 0.1  # of its time: what works for less only costs its call
+SHAPES_LENGTH = 240
+# Operators that only look at memory in another way, or ask for it.
+BOOKKEEPING = (
+    "view", "reshape", "transpose", "permute", "expand", "slice", "select", "as_strided",
+    "aten::t",
+    "squeeze", "unsqueeze", "detach", "split", "chunk", "narrow", "alias", "empty", "resize_",
+    "lift_fresh", "result_type", "resolve", "is_nonzero", "item", "_local_scalar",
+)  # fmt: skip
+
+
+class Rates(NamedTuple):
+    """What the device does at its best, in the dtype of the model."""
+
+    flops_per_second: float
+    bytes_per_second: float
+
+
+@torch.inference_mode()
+def profile_model(model: PreTrainedModel, workload: Workload) -> ProfileReport:
+    """Return the operators of one prefill and some decode steps after an unmeasured pass."""
+    steps = max(1, min(DECODE_STEPS, workload.output_tokens - 1))
+    prompt = random_prompt(model, workload)
+    plain = _seconds(prompt.device, lambda: _passes(model, prompt, steps, _nothing))
+    plain = min(plain, _seconds(prompt.device, lambda: _passes(model, prompt, steps, _nothing)))
+    weights = next(each for each in model.parameters() if each.is_floating_point())
+    rates = measured_rates(weights)
+    found: dict[Phase, Any] = {}
+
+    def watched(phase: Phase, run: Callable[[], None]) -> None:
+        with profile(
+            activities=_activities(prompt.device),
+            record_shapes=True,
+            with_flops=True,
+            acc_events=True,
+        ) as watch:
+            run()
+            settled(prompt.device)
+        found[phase] = watch.key_averages(group_by_input_shape=True)
+
+    took = _seconds(prompt.device, lambda: _passes(model, prompt, steps, watched))
+    size = weights.element_size()
+    rows = [row for phase in PHASES for row in rows_of(phase, found[phase], rates, size)]
+    return ProfileReport(
+        batch_size=workload.batch_size,
+        prompt_tokens=workload.prompt_tokens,
+        decode_steps=steps,
+        slowdown_ratio=took / plain,
+        flops_per_second=rates.flops_per_second,
+        bytes_per_second=rates.bytes_per_second,
+        rows=tuple(rows),
+    )
+
+
+Watch = Callable[[Phase, Callable[[], None]], None]
+
+
+def _nothing(_phase: Phase, run: Callable[[], None]) -> None:
+    run()
+
+
+def _passes(model: PreTrainedModel, prompt: torch.Tensor, steps: int, watch: Watch) -> None:
+    """Read the prompt and decode ``steps`` tokens, each part through ``watch``."""
+    cache, token = DynamicCache(config=model.config), prompt
+
+    def step() -> None:
+        nonlocal token
+        token = next_token(model, token, cache)
+
+    def decode() -> None:
+        for _ in range(steps):
+            step()
+
+    watch("prefill", step)
+    watch("decode", decode)
+
+
+def _activities(device: torch.device) -> list[ProfilerActivity]:
+    cuda = [ProfilerActivity.CUDA] if device.type == "cuda" else []
+    return [ProfilerActivity.CPU, *cuda]
+
+
+def _seconds(device: torch.device, work: Callable[[], None]) -> float:
+    settled(device)
+    began = time.perf_counter()
+    work()
+    settled(device)
+    return time.perf_counter() - began
+
+
+# What the device does
+
+
+def measured_rates(like: torch.Tensor) -> Rates:
+    """Return the rates of a large product and a large copy, the best of a few, in a dtype."""
+    left = torch.ones(PRODUCT_SIZE, PRODUCT_SIZE, dtype=like.dtype, device=like.device)
+    source = torch.ones(COPY_BYTES // like.element_size(), dtype=like.dtype, device=like.device)
+    target = torch.empty_like(source)
+    product = min(_seconds(like.device, lambda: _multiply(left)) for _ in range(PROBES))
+    copied = min(_seconds(like.device, lambda: _copy(source, target)) for _ in range(PROBES))
+    return Rates(2 * PRODUCT_SIZE**3 / product, 2 * COPY_BYTES / copied)
+
+
+def _multiply(left: torch.Tensor) -> None:
+    torch.mm(left, left)
+
+
+def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
+    target.copy_(source)
+
+
+# What the profiler saw
+
+
+def rows_of(
+    phase: Phase, events: Sequence[Any], rates: Rates, element_bytes: int
+) -> list[OperatorRow]:
+    """Return a phase's operators, the longest first; the many short ones as one row."""
+    rows = [
+        _row(phase, each, rates, element_bytes)
+        for each in events
+        if each.device_type.name == "CPU" and _own_seconds(each) > 0
+    ]
+    rows.sort(key=lambda row: -row.seconds)
+    shown, rest = rows[:MAX_ROWS], rows[MAX_ROWS:]
+    return [*shown, *([_rest(phase, rest)] if rest else [])]
+
+
+def _rest(phase: Phase, rows: Sequence[OperatorRow]) -> OperatorRow:
+    return OperatorRow(
+        phase=phase,
+        name=f"{len(rows)} others",
+        shapes="",
+        calls=sum(row.calls for row in rows),
+        seconds=sum(row.seconds for row in rows),
+        bound="overhead",
+    )
+
+
+def _own_seconds(event: Any) -> float:  # noqa: ANN401 - torch gives its events no type
+    """Return an operator's own time: on its device where it works on one."""
+    own = event.self_device_time_total or event.self_cpu_time_total
+    return float(own) / 1e6
+
+
+def _row(phase: Phase, event: Any, rates: Rates, element_bytes: int) -> OperatorRow:  # noqa: ANN401 - as above
+    shapes = [each for each in event.input_shapes if each]
+    seconds, calls = _own_seconds(event), int(event.count)
+    flops = flops_of(event.key, shapes, float(event.flops or 0), calls)
+    moved = calls * element_bytes * sum(math.prod(each) for each in shapes)
+    return OperatorRow(
+        phase=phase,
+        name=event.key[:120],
+        shapes=" ".join("x".join(map(str, each)) for each in shapes)[:SHAPES_LENGTH],
+        calls=calls,
+        seconds=seconds,
+        flops=flops,
+        bound=bound_of(event.key, seconds, flops or 0.0, moved, rates),
+    )
+
+
+def flops_of(
+    name: str, shapes: Sequence[Sequence[int]], counted: float, calls: int
+) -> float | None:
+    """Return all calls' operations: torch's own count, ours for fused attention, else None."""
+    if "scaled_dot_product" in name and len(shapes) > 1 and len(shapes[0]) == len(shapes[1]) == 4:  # noqa: PLR2004 - batch, heads, length, size
+        batch, heads, queries, size = shapes[0]
+        return 4.0 * calls * batch * heads * queries * shapes[1][2] * size
+    return counted or None
+
+
+def bound_of(name: str, seconds: float, flops: float, moved: float, rates: Rates) -> Bound:
+    """Return which of the planner's classes an operator's time belongs to."""
+    if any(each in name for each in BOOKKEEPING):
+        return "overhead"
+    computing, moving = flops / rates.flops_per_second, moved / rates.bytes_per_second
+    if max(computing, moving) < OVERHEAD_SHARE * seconds:
+        return "overhead"
+    return "compute" if computing > moving else "memory_bandwidth"

@@ -1,0 +1,167 @@
+"""A sweep of load: what was measured at each point, over what the plan said of every point."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from webapp.charts.catalog import TOKENS, TPOT, TTFT, ChartSpec
+from webapp.charts.figures import Figure, Prediction, against, template
+from webapp.charts.plotted import Plotted
+from webapp.charts.svg import frame
+from webapp.core.display import quantity
+
+HEADROOM = 1.08
+WHISKER = 3.0  # half the width of a point's mark on the picture
+CHARTS = tuple(
+    replace(chart, key=f"sweep-{chart.key}", metric=f"sweep_{chart.metric}", title=title)
+    for chart, title in (
+        (TOKENS, "Tokens per second under load"),
+        (TTFT, "Time to first token under load"),
+        (TPOT, "Time per output token under load"),
+    )
+)
+
+
+@dataclass(frozen=True)
+class At:
+    """A figure at one point of a sweep, with the ends of its 80 % interval where it has one."""
+
+    point: float
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepChart(Plotted):
+    """One figure over the points of a sweep, with its words and its table."""
+
+    measured: tuple[At, ...]
+    words: str
+    x_name: str
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """Return (point, value), as the table under the chart has them."""
+        unit = self.chart.unit
+        return [(f"{each.point:g}", str(quantity(each.value, unit))) for each in self.measured]
+
+    @property
+    def picture(self) -> dict[str, Any]:
+        """Return the parts of the inline SVG, each measured point with its interval as a bar."""
+        parts, box = super().picture, frame(self.figure)
+        scale = self.chart.scale
+        for each in self.measured:
+            x, y = box.x(each.point), box.y(each.value * scale)
+            mark = f"M{x - WHISKER:.1f} {y:.1f}L{x + WHISKER:.1f} {y:.1f}"
+            if each.low is not None and each.high is not None:
+                low, high = box.y(each.low * scale), box.y(each.high * scale)
+                mark += f"M{x:.1f} {low:.1f}L{x:.1f} {high:.1f}"
+            parts["paths"].append({"class": "meas", "d": mark})
+        return parts
+
+
+def sweep_chart(
+    chart: ChartSpec, x_name: str, measured: Sequence[At], predicted: Sequence[At], main: float
+) -> SweepChart:
+    """Return the chart of one figure; ``main`` is the point that its sentence speaks of."""
+    return SweepChart(
+        chart=chart,
+        figure=_figure(chart, measured, predicted),
+        measured=tuple(measured),
+        words=_words(chart, x_name, measured, predicted, main),
+        x_name=x_name.capitalize(),
+    )
+
+
+def _words(
+    chart: ChartSpec, x_name: str, measured: Sequence[At], predicted: Sequence[At], main: float
+) -> str:
+    at = next((each for each in measured if each.point == main), None)
+    if at is None:
+        return "Nothing was measured."
+    said = next((each for each in predicted if each.point == main), None)
+    start = f"With {main:g} {x_name}: "
+    if said is None:
+        return f"{start}{quantity(at.value, chart.unit)}; the plan says nothing of it."
+    return f"{start}{against(chart, at.value, Prediction(said.value, said.low, said.high))}."
+
+
+# The figure
+
+
+def _figure(chart: ChartSpec, measured: Sequence[At], predicted: Sequence[At]) -> Figure:
+    data = [*_predicted(chart, predicted), _measured(chart, measured)]
+    points = [each.point for each in (*measured, *predicted)] or [1.0]
+    tops = [y for trace in data for y in trace["y"] if y is not None]
+    tops += [each.high * chart.scale for each in measured if each.high is not None]
+    layout = template()
+    layout["hovermode"] = "closest"
+    axis = {key: value for key, value in layout["xaxis"].items() if not key.startswith("tickf")}
+    tickfont = {"tickfont": layout["xaxis"]["tickfont"]}
+    axis |= tickfont | {"type": "linear", "hoverformat": ",.4~r"}
+    layout["xaxis"] = {**axis, "range": [0, max(points) * 1.04]}
+    layout["yaxis"]["range"] = [0, max(tops, default=1.0) * HEADROOM or 1.0]
+    layout["uirevision"] = chart.key
+    layout["meta"] = {"from_zero": True}
+    return {"data": data, "layout": layout}
+
+
+def _measured(chart: ChartSpec, measured: Sequence[At]) -> Figure:
+    above = [((each.high or each.value) - each.value) * chart.scale for each in measured]
+    below = [(each.value - (each.low or each.value)) * chart.scale for each in measured]
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": "measured",
+        "x": [each.point for each in measured],
+        "y": [each.value * chart.scale for each in measured],
+        "error_y": {
+            "type": "data",
+            "symmetric": False,
+            "array": above,
+            "arrayminus": below,
+            "color": "var(--measured)",
+            "thickness": 1.25,
+            "width": 4,
+        },
+        "line": {"color": "var(--measured)", "width": 1.75},
+        "marker": {"color": "var(--measured)", "size": 7},
+        "hovertemplate": f"%{{x}}: %{{y:,.4~r}} {chart.axis}<extra>measured</extra>",
+        "meta": {"metric": chart.metric, "scale": chart.scale},
+    }
+
+
+def _predicted(chart: ChartSpec, predicted: Sequence[At]) -> list[Figure]:
+    """Return the band of the 80 % interval and the dashed curve of the plan."""
+    if not predicted:
+        return []
+    curve = {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "predicted",
+        "x": [each.point for each in predicted],
+        "y": [each.value * chart.scale for each in predicted],
+        "line": {"color": "var(--predicted)", "width": 1.5, "dash": "6px,4px"},
+        "hovertemplate": f"%{{x}}: %{{y:,.4~r}} {chart.axis}<extra>predicted</extra>",
+        "meta": {},
+    }
+    ends = [(at.point, at.low, at.high) for at in predicted if at.low is not None]
+    if len(ends) < len(predicted):
+        return [curve]
+    points = [point for point, _, _ in ends]
+    lows = [(low or 0.0) * chart.scale for _, low, _ in ends]
+    highs = [(high or 0.0) * chart.scale for _, _, high in ends]
+    band = {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "80 % interval",
+        "x": [*points, *reversed(points)],
+        "y": [*lows, *reversed(highs)],
+        "fill": "toself",
+        "fillcolor": "var(--band)",
+        "line": {"width": 0},
+        "hoverinfo": "skip",
+        "meta": {},
+    }
+    return [band, curve]

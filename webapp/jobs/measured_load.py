@@ -1,0 +1,297 @@
+"""What a benchmark left of its load and of its operators, as the job's page shows it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from runners import load_report, profile_report
+from runners.jobspec import BenchmarkSpec
+from runners.load_report import PERCENTILES, LoadReport, LoadRow
+from runners.profile_report import PHASES, OperatorRow, Phase, ProfileReport
+from webapp.charts.catalog import ChartSpec
+from webapp.charts.sweep import CHARTS, At, SweepChart, sweep_chart
+from webapp.core.display import quantity
+from webapp.core.units import Quantity, flops, number, percent
+from webapp.jobs.models import Artefact, Job
+
+CURVE = "under_load"  # where a job's prediction keeps the plan's curve
+CALLERS = {"closed": "clients", "open": "requests a second", "burst": "requests at once"}
+KINDS = {
+    "closed": "Clients who ask again as soon as they are answered",
+    "open": "Requests at random instants",
+    "burst": "All requests at one moment",
+}
+BOUND_WORDS = {
+    "compute": "arithmetic",
+    "memory_bandwidth": "memory bandwidth",
+    "overhead": "the calls themselves",
+}
+PHASE_WORDS: dict[Phase, str] = {"prefill": "Reading the prompt", "decode": "Writing each token"}
+MAX_BARS = 8
+BAR_HEIGHT, LABEL_WIDTH, BARS_WIDTH, VALUE_WIDTH = 20, 190, 462, 52
+_CURVE: TypeAdapter[list[dict[str, Any]]] = TypeAdapter(list[dict[str, Any]])
+Report = TypeVar("Report", bound=BaseModel)
+
+
+def _report(job: Job, name: str, form: type[Report]) -> Report | None:
+    """Return a report that the current attempt left; None where it is no such thing."""
+    attempt = job.current_attempt
+    if job.kind != "benchmark" or attempt is None:
+        return None
+    found = Artefact.objects.filter(attempt=attempt, name=name, kind="report").first()
+    try:
+        return form.model_validate(found.facts) if found else None
+    except ValidationError:
+        return None
+
+
+# Under load
+
+
+class LoadLine(NamedTuple):
+    """One point of a sweep in the table: each figure measured, and the plan's beside it."""
+
+    point: str
+    requests: int
+    failed: int
+    rate: Quantity
+    rate_said: Quantity | None
+    ttft: tuple[Quantity | None, ...]  # mean and percentiles
+    tpot: tuple[Quantity | None, ...]
+    latency: tuple[Quantity | None, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class UnderLoad:
+    """A sweep with its charts and its table."""
+
+    report: LoadReport
+    charts: tuple[SweepChart, ...]
+    lines: tuple[LoadLine, ...]
+
+    @property
+    def callers(self) -> str:
+        """Return what the points count."""
+        return CALLERS[self.report.arrivals]
+
+    @property
+    def kind(self) -> str:
+        """Return who asked when."""
+        return KINDS[self.report.arrivals]
+
+    @property
+    def percents(self) -> tuple[int, ...]:
+        """Return the percentiles of the table."""
+        return PERCENTILES
+
+    @property
+    def repetitions(self) -> int:
+        """Return how often each point was measured."""
+        return self.report.rows[0].repetitions
+
+
+def under_load(job: Job) -> UnderLoad | None:
+    """Return a job's sweep beside what the plan said of each point, where it left one."""
+    report = _report(job, load_report.ARTEFACT, LoadReport)
+    if report is None:
+        return None
+    curve = _curve(job)
+    callers, main = CALLERS[report.arrivals], _main_point(job, report)
+    charts = tuple(
+        sweep_chart(chart, callers, _measured(report, chart), _said(curve, chart), main)
+        for chart in CHARTS
+    )
+    rates = {each.point: each.value for each in _said(curve, CHARTS[0])}
+    lines = tuple(_line(row, rates.get(row.point)) for row in report.rows)
+    return UnderLoad(report, charts, lines)
+
+
+def _main_point(job: Job, report: LoadReport) -> float:
+    """Return the point that stands for the job."""
+    spec = BenchmarkSpec.model_validate(job.spec)
+    return spec.load.main_point(spec.batch_size) if spec.load else report.rows[-1].point
+
+
+def _metric(chart: ChartSpec) -> str:
+    return chart.predicted  # the planner's name, which the rows have too
+
+
+def _measured(report: LoadReport, chart: ChartSpec) -> list[At]:
+    name = _metric(chart)
+    return [
+        At(row.point, row.measured[name], *row.interval.get(name, (None, None)))
+        for row in report.rows
+        if name in row.measured
+    ]
+
+
+def _curve(job: Job) -> list[dict[str, Any]]:
+    """Return what the plan said when the job was launched."""
+    found = job.prediction.get(CURVE)
+    rows = found.get("rows") if isinstance(found, Mapping) else None
+    return _CURVE.validate_python(rows or [])
+
+
+def _said(curve: list[dict[str, Any]], chart: ChartSpec) -> list[At]:
+    name = _metric(chart)
+    return [At(row["point"], *row[name]) for row in curve if name in row]
+
+
+def _line(row: LoadRow, rate_said: float | None) -> LoadLine:
+    def times(name: str) -> tuple[Quantity | None, ...]:
+        names = [f"{name}_seconds", *(f"{name}_p{each}_seconds" for each in PERCENTILES)]
+        known = (row.measured.get(each) for each in names)
+        return tuple(None if each is None else quantity(each, "seconds") for each in known)
+
+    return LoadLine(
+        point=f"{row.point:g}",
+        requests=row.requests,
+        failed=row.failed,
+        rate=quantity(row.measured.get("tokens_per_second", 0.0), "tokens_per_second"),
+        rate_said=None if rate_said is None else quantity(rate_said, "tokens_per_second"),
+        ttft=times("ttft"),
+        tpot=times("tpot"),
+        latency=times("latency"),
+        notes=row.notes,
+    )
+
+
+# Operators
+
+
+class Bar(NamedTuple):
+    """One bar of the operators' chart, in the units of its picture."""
+
+    label: str
+    share: str
+    y: float
+    text_y: float
+    width: float
+    bound: str
+
+
+class OperatorLine(NamedTuple):
+    """One operator in the table."""
+
+    name: str
+    shapes: str
+    share: str
+    seconds: Quantity
+    calls: int
+    flops: Quantity | None
+    bound: str
+
+
+class ClassLine(NamedTuple):
+    """One of the planner's classes: its share of a phase, measured and predicted."""
+
+    name: str
+    measured: str
+    predicted: str
+
+
+@dataclass(frozen=True)
+class PhaseProfile:
+    """One phase: its bars, its classes, its operators."""
+
+    name: str
+    seconds: Quantity
+    bars: tuple[Bar, ...]
+    classes: tuple[ClassLine, ...]
+    lines: tuple[OperatorLine, ...]
+
+    @property
+    def height(self) -> int:
+        """Return the height of the picture."""
+        return BAR_HEIGHT * len(self.bars)
+
+
+@dataclass(frozen=True)
+class Operators:
+    """A profile as it is shown."""
+
+    report: ProfileReport
+    phases: tuple[PhaseProfile, ...]
+    width: int = BARS_WIDTH
+    label_x: int = LABEL_WIDTH - 8
+    bar_x: int = LABEL_WIDTH
+
+    @property
+    def slowdown(self) -> str:
+        """Return how many times longer the profiled pass took."""
+        return number(self.report.slowdown_ratio)
+
+
+def operators_of(job: Job) -> Operators | None:
+    """Return a job's operators beside the plan's classes, where it left a profile."""
+    report = _report(job, profile_report.ARTEFACT, ProfileReport)
+    if report is None:
+        return None
+    said = (job.estimate or {}).get("time_breakdown_seconds") or {}
+    phases = [_phase(report, each, said.get(each) or {}) for each in PHASES if report.of(each)]
+    return Operators(report, tuple(phases))
+
+
+def _phase(report: ProfileReport, phase: Phase, said: Mapping[str, float]) -> PhaseProfile:
+    rows = report.of(phase)
+    total = sum(row.seconds for row in rows) or 1.0
+    passes = report.decode_steps if phase == "decode" else 1
+    return PhaseProfile(
+        name=PHASE_WORDS[phase],
+        seconds=quantity(total / passes, "seconds"),
+        bars=tuple(_bars(rows, total)),
+        classes=tuple(_classes(report.seconds_by_bound(phase), total, said)),
+        lines=tuple(_operator(row, total) for row in rows),
+    )
+
+
+def _bars(rows: list[OperatorRow], total: float) -> list[Bar]:
+    """Return the largest operators, each over all its shapes, as bars."""
+    sums: dict[tuple[str, str], float] = {}
+    for row in rows:
+        key = (row.name, row.bound)
+        sums[key] = sums.get(key, 0.0) + row.seconds
+    largest = sorted(sums.items(), key=lambda item: -item[1])[:MAX_BARS]
+    room, longest = BARS_WIDTH - LABEL_WIDTH - VALUE_WIDTH, largest[0][1]
+    return [
+        Bar(
+            label=name.removeprefix("aten::")[:28],
+            share=percent(seconds / total),
+            y=at * BAR_HEIGHT + 4.0,
+            text_y=at * BAR_HEIGHT + 14.0,
+            width=round(max(1.0, room * seconds / longest), 1),
+            bound=bound.replace("_", "-"),
+        )
+        for at, ((name, bound), seconds) in enumerate(largest)
+    ]
+
+
+def _classes(
+    measured: Mapping[Any, float], total: float, said: Mapping[str, float]
+) -> list[ClassLine]:
+    whole = sum(said.values())
+    names = [*measured, *(name for name in said if name not in measured and said[name])]
+    return [
+        ClassLine(
+            BOUND_WORDS.get(name, name),
+            percent(measured.get(name, 0.0) / total),
+            percent(said.get(name, 0.0) / whole) if whole else "",
+        )
+        for name in names
+    ]
+
+
+def _operator(row: OperatorRow, total: float) -> OperatorLine:
+    rate = flops(row.flops / row.seconds) if row.flops and row.seconds else None
+    return OperatorLine(
+        row.name,
+        row.shapes,
+        percent(row.seconds / total),
+        quantity(row.seconds, "seconds"),
+        row.calls,
+        rate,
+        BOUND_WORDS[row.bound],
+    )
