@@ -27,6 +27,7 @@ class Target:
     model: str
     output_tokens: int
     timeout_seconds: float
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,9 @@ async def _read(
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    async with client.stream("POST", f"{target.url}/completions", json=body) as answer:
+    headers = {"Authorization": f"Bearer {target.key}"} if target.key else {}
+    url = f"{target.url}/completions"
+    async with client.stream("POST", url, json=body, headers=headers) as answer:
         if answer.status_code != HTTPStatus.OK:
             raise EndpointError(f"{answer.status_code} {_refusal(await answer.aread())}")
         async for line in answer.aiter_lines():

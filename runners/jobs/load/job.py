@@ -2,9 +2,11 @@
 
 import asyncio
 import random
+import secrets
 from collections.abc import Sequence
 from functools import partial
 
+from runners.endpoint_spec import key_hash
 from runners.jobs.artefacts import publish_report
 from runners.jobs.assessment import text_ids
 from runners.jobs.load.arrivals import Prompt, Repetition, repetition
@@ -32,7 +34,7 @@ WORDS = {  # of several, of one
 def measure_under_load(job: Job, spec: BenchmarkSpec, options: LoadOptions) -> None:
     """Start an endpoint of the model, sweep over the points, and leave rows and the result."""
     sweep = Sweep(job, spec, options)
-    with own_endpoint(job, serve_spec_of(spec, options)) as endpoint:
+    with own_endpoint(job, serve_spec_of(spec, options, sweep.key)) as endpoint:
         report = asyncio.run(sweep.run(endpoint))
         endpoint.stop()
     publish_report(job, ARTEFACT, report.model_dump(mode="json"))
@@ -46,14 +48,18 @@ def measure_under_load(job: Job, spec: BenchmarkSpec, options: LoadOptions) -> N
 OWN_FIGURES = ("peak_memory_bytes",)
 
 
-def serve_spec_of(spec: BenchmarkSpec, options: LoadOptions) -> ServeSpec:
-    """Return the endpoint that is measured: room for every request that may be there at once."""
+def serve_spec_of(spec: BenchmarkSpec, options: LoadOptions, key: str) -> ServeSpec:
+    """Return the endpoint that is measured: room for every request that may be there at once.
+
+    Its ``key`` lives in this process alone: nobody else on the machine gets into the figures.
+    """
     places, longest = options.places(spec.batch_size), spec.prompt_tokens + spec.output_tokens
     return ServeSpec(
         model=spec.model,
         weight_dtype=spec.weight_dtype,
         max_concurrency=places,
         queue_limit=100_000,
+        key_hashes=(key_hash(key),),
         max_length=longest,
         kv_cache_tokens=places * longest,
         seed=spec.seed,
@@ -68,6 +74,7 @@ class Sweep:
         self.spec = spec
         self.options = options
         self.text = _text(job, spec)
+        self.key = secrets.token_urlsafe(32)
         points = {self._name(point): SHARE_POINT for point in options.arrivals.points}
         shares = {LOADING: SHARE_LOADING, WARMING: SHARE_WARMING, **points}
         self.stages = Stages(job.emitter, shares)
@@ -85,6 +92,7 @@ class Sweep:
             address.model,
             self.spec.output_tokens,
             self.options.request_timeout_seconds,
+            self.key,
         )
         self.stages.begin(WARMING)
         await self._warm_up(endpoint, target)

@@ -6,6 +6,7 @@ import subprocess
 import psutil
 import pytest
 
+from runners.endpoint_spec import key_hash
 from runners.jobs import benchmark
 from runners.jobs.load.job import serve_spec_of
 from runners.jobs.runtime import BadInputError, MissingModelError
@@ -74,10 +75,10 @@ def test_the_endpoints_own_charts_are_the_jobs(run):
 
 def test_the_endpoint_reserves_what_the_sweep_takes_at_most():
     model = RandomModel(config=TINY_CONFIG)
-    spec = serve_spec_of(spec_of(model, batch_size=2), SWEEP)
+    spec = serve_spec_of(spec_of(model, batch_size=2), SWEEP, "a key")
 
     assert (spec.max_concurrency, spec.max_length, spec.kv_cache_tokens) == (4, 24, 96)
-    assert (spec.host, spec.key_hashes) == ("127.0.0.1", ())
+    assert (spec.host, spec.key_hashes) == ("127.0.0.1", (key_hash("a key"),))
 
 
 def killed_child(process: subprocess.Popen[str]) -> None:
