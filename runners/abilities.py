@@ -81,6 +81,16 @@ ABILITIES: dict[str, Ability] = {
         OWN,
         f"{_COMPRESS}/test_cutting_structure.py::test_the_folder_is_a_smaller_model_of_one_shape",
     ),
+    "qmoe": Ability(
+        "compress",
+        OWN,
+        f"{_COMPRESS}/test_qmoe_job.py::test_experts_take_about_as_few_bits_as_their_entropy",
+    ),
+    "model_pruning": Ability(
+        "compress",
+        OWN,
+        f"{_COMPRESS}/test_cutting_structure.py::test_the_folder_is_a_smaller_model_of_one_shape",
+    ),
     "turbotransformers": Ability(
         "generate",
         OWN,

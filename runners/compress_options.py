@@ -11,7 +11,7 @@ NF4_BITS = 4
 CompressMethod = Literal[
     "bf16", "int8", "int8_dynamic", "fp8", "nf4", "rtn", "gptq", "quantease", "awq",
     "smoothquant", "fptq", "norm_tweaking", "finequant", "magnitude", "wanda", "sparsegpt",
-    "llm_pruner", "gguf",
+    "llm_pruner", "qmoe", "gguf",
 ]  # fmt: skip
 # Q4_K_M and Q5_K_M are mixtures, as llama.cpp makes them.
 GgufType = Literal["F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0"]
@@ -24,6 +24,7 @@ LIBRARY_DTYPES: dict[str, WeightDtype] = {
     "nf4": "int4",
 }
 STRUCTURAL_METHODS = ("llm_pruner",)  # need the gradients of the whole model
+TERNARY_METHODS = ("qmoe",)  # experts alone
 PRUNING_METHODS = ("magnitude", "wanda", "sparsegpt")
 SELF_SIZED_METHODS = ("finequant",)  # groups of a matrix's own, no smaller than the group size
 ROW_METHODS = ("smoothquant",)  # one scale a row, whatever the group size
@@ -66,12 +67,18 @@ class CompressOptions(BaseModel):
     @property
     def is_layerwise(self) -> bool:
         """Return whether our own engine compresses it layer by layer."""
-        return not (self.method in LIBRARY_DTYPES or self.is_structural or self.is_exported)
+        others = (self.is_structural, self.is_exported, self.is_ternary)
+        return self.method not in LIBRARY_DTYPES and not any(others)
 
     @property
     def is_exported(self) -> bool:
         """Return whether the outcome is one GGUF file."""
         return self.method == "gguf"
+
+    @property
+    def is_ternary(self) -> bool:
+        """Return whether experts become three values a row in an entropy code."""
+        return self.method in TERNARY_METHODS
 
     @property
     def is_structural(self) -> bool:
@@ -113,6 +120,8 @@ class CompressOptions(BaseModel):
     @property
     def weight_dtype(self) -> WeightDtype:
         """Return as what the outcome is loaded."""
+        if self.is_ternary:
+            return "int4"
         if self.is_packed:
             return "int8" if self.code_bits > NF4_BITS else "int4"
         return LIBRARY_DTYPES.get(self.method, "bf16")
@@ -120,7 +129,7 @@ class CompressOptions(BaseModel):
     @property
     def held_dtype(self) -> WeightDtype:
         """Return as what the outcome is held in memory: packed codes are unpacked to be used."""
-        return "bf16" if self.is_layerwise else self.weight_dtype
+        return "bf16" if self.is_layerwise or self.is_ternary else self.weight_dtype
 
     @property
     def foreseen(self) -> tuple[tuple[str, WeightDtype], ...]:
@@ -139,6 +148,8 @@ class CompressOptions(BaseModel):
         """Return the method in a few words, as a model's name has them."""
         if self.is_structural:
             return f"{self.method} {self.sparsity:.0%}"
+        if self.is_ternary:
+            return "QMoE, ternary experts"
         if self.is_exported:
             return f"GGUF {self.gguf_type}"
         inputs = ", 8 bit activations" if self.rounds_inputs else ""
@@ -157,6 +168,8 @@ class CompressOptions(BaseModel):
         if self.is_exported:
             return {"gguf_type": self.gguf_type}
         told: dict[str, object] = {"calibration_tokens": self.calibration_tokens}
+        if self.is_ternary:
+            return {"calibration_tokens": str(self.calibration_tokens)}
         if self.has_codes:
             told |= {"bits": self.code_bits}
             told |= {"group_size": self.group_size} if self.has_groups else {}

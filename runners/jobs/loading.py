@@ -35,6 +35,7 @@ from transformers import (
 from runners.compress_options import NF4_BLOCK, QUANTISED_DTYPES, WeightDtype
 from runners.jobs.model_files import check_config, pinned
 from runners.jobs.runtime import BadInputError, Job, MissingModelError
+from runners.jobs.ternary_files import QUANT_METHOD, is_ternary, load_ternary
 from runners.jobspec import (
     ArtefactModel,
     DemoModel,
@@ -166,6 +167,8 @@ def load_folder(
     if stored is not None and stored != dtype:
         msg = f"{folder} holds {stored} weights: load it as {stored}, or take its original"
         raise BadInputError(msg)
+    if is_ternary(folder):
+        return ready(load_ternary(folder, BASE_DTYPE), device=device)
     options: dict[str, Any] = {"dtype": TORCH_DTYPES.get(dtype, BASE_DTYPE)}
     if stored is None and dtype in QUANTISED_DTYPES:
         _check_blocks(folder, dtype)
@@ -194,6 +197,8 @@ def stored_quantisation(folder: Path) -> WeightDtype | None:
     if quantisation is None:
         return None
     method = quantisation.get("quant_method")
+    if method == QUANT_METHOD:
+        return "int4"
     if method == "torchao":
         return "fp8" if "Float8" in str(quantisation.get("quant_type")) else "int8"
     if method == "bitsandbytes" and quantisation.get("load_in_4bit"):

@@ -27,6 +27,7 @@ COMPRESS_METHODS: dict[str, CompressMethod] = {
     "fptq": "fptq",
     "sparsegpt": "sparsegpt",
     "llm_pruner": "llm_pruner",
+    "qmoe": "qmoe",
 }
 # Those that round to as many bits as they are told.
 CODED_METHODS = ("gptq", "norm_tweaking", "quantease", "awq", "finequant", "fptq")

@@ -33,6 +33,7 @@ Draft = dict[str, Any]
 SLO_SECONDS = {"chat": (1.0, 0.05), "code": (0.5, 0.03)}  # first token, each further token
 GROUPED_BITS = 4
 BITS = {"int8_weight_only": 8, "int8_dynamic": 8, "sparsegpt": 16, "llm_pruner": 16}
+OWN_FORMATS = ("fp8", "qmoe")  # their bits are no whole number's
 # Hardware that is only thought of is planned with the engine that people run there.
 GENERATE_FIELDS = ("batch_size", "input_tokens", "output_tokens")  # what the planner asks
 CATALOG_ENGINES = {"serve": "vllm", "generate": "vllm"}
@@ -200,7 +201,7 @@ def _train(goal: str, values: dict[str, Any]) -> TrainWorkload:
 
 def _compress(values: dict[str, Any]) -> CompressWorkload:
     method = values["method"]
-    if method == "fp8":  # its 8 bits are no whole number's
+    if method in OWN_FORMATS:
         return CompressWorkload(method=method)
     if method in BITS:
         return CompressWorkload(method=method, bits=BITS[method])

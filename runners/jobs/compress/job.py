@@ -17,6 +17,7 @@ from runners.jobs.assessment import Assessment, Sampling, assess
 from runners.jobs.compress.engine import Compressed
 from runners.jobs.compress.gguf_export import check_gguf, export_gguf
 from runners.jobs.compress.layerwise import check_folder, compress_folder
+from runners.jobs.compress.qmoe import by_ternary, check_sparse
 from runners.jobs.compress.results import format_of
 from runners.jobs.compress.whole_model import by_library, by_structure, check_structure, load_whole
 from runners.jobs.evaluation import Perplexity, perplexity_ratio
@@ -71,6 +72,7 @@ WAYS: Mapping[str, tuple[Check | None, Compress]] = {
     "layerwise": (check_folder, compress_folder),
     "structure": (check_structure, by_structure),
     "gguf": (check_gguf, export_gguf),
+    "ternary": (check_sparse, by_ternary),
     "library": (None, by_library),
 }
 
@@ -114,6 +116,8 @@ def way_of(spec: CompressSpec) -> str:
     """Return how a method goes about a model, a name of ``WAYS``."""
     if spec.is_structural:
         return "structure"
+    if spec.is_ternary:
+        return "ternary"
     if spec.is_exported:
         return "gguf"
     return "layerwise" if spec.is_layerwise else "library"
@@ -205,6 +209,10 @@ HOW_STRUCTURE = (
     "LLM-Pruner (own code): the groups of heads and the channels of least |weight x gradient| "
     "removed, as many in each layer; not tuned afterwards"
 )
+HOW_TERNARY = (
+    "QMoE (own code): each expert's rows to their least value, zero and their largest, the error "
+    "passed on by column; rANS code on disk, decoded to bf16 when loaded; all else bf16"
+)
 HOW_GGUF = (
     "GGUF for llama.cpp: matrices, embedding and output {}; K-quants rounded by own code, other "
     "types by the gguf package"
@@ -220,6 +228,8 @@ def how(spec: CompressSpec) -> str:
         return HOW_LAYERWISE[spec.method] + stored
     if spec.is_structural:
         return HOW_STRUCTURE
+    if spec.is_ternary:
+        return HOW_TERNARY
     if spec.is_exported:
         return HOW_GGUF.format(spec.gguf_type)
     named = HOW_QUANTISED.get(spec.method) or HOW_QUANTISED.get(spec.weight_dtype)

@@ -115,6 +115,7 @@ def test_millions_of_tokens_are_asked_in_tokens(plan, million, tokens):
         ("int8_weight_only", 8, None),
         ("int8_dynamic", 8, None),
         ("fp8", None, None),
+        ("qmoe", None, None),
         ("gguf", 4, 32),
         ("sparsegpt", 16, None),
         ("llm_pruner", 16, None),

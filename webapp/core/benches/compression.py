@@ -163,6 +163,10 @@ loader reads a sparse store: their saving on disk is still to come.
 - Magnitude, Wanda, SparseGPT: single weights to zero, a share of them or two of each four.
 - LLM-Pruner: whole heads with the keys they share and whole channels go, as many in each layer.
   The model is not tuned afterwards; fine-tune what is left to recover more.
+- QMoE: the experts of a sparse model as three values a row in an entropy code, everything else in
+  16 bit. The job says how many bits a weight takes and the least that its entropy allows; experts
+  are decoded when the model is loaded, so memory is that of 16 bit. The demo has no experts, hence
+  no row.
 - GGUF: F16, Q8_0, Q6_K, Q5_K_M, Q4_K_M or Q4_0 for llama.cpp, of Llama and Mistral models with
   byte-level BPE, read back and compared tensor by tensor. K-quants have blocks of 256 weights: in
   a model whose rows are no multiple of that, as the demo's, they give way to wider types of blocks
