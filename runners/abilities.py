@@ -163,6 +163,12 @@ ABILITIES: dict[str, Ability] = {
         "tests/runners/jobs/test_profiling.py::"
         "test_a_benchmark_leaves_the_operators_of_both_phases",
     ),
+    "lora": Ability(
+        "train",
+        "peft",
+        "tests/runners/jobs/test_adapter_training.py::"
+        "test_peft_opens_the_adapter_and_answers_as_the_merged_model",
+    ),
     "cramming": Ability(
         "train", OWN, "tests/runners/jobs/test_trainer.py::test_it_ends_when_the_time_is_up"
     ),

@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from runners.adapter_options import LoraOptions
 from runners.compress_options import QUANTISED_DTYPES, CompressOptions, WeightDtype
 from runners.endpoint_spec import EndpointSettings
 from runners.generate_options import Offload, Split
@@ -110,7 +111,7 @@ class TrainSpec(RunDocument):
     """Train or continue to train a model with AdamW on the shipped text.
 
     One step takes ``gradient_accumulation_steps`` micro-batches, which the ranks share: however
-    many they are, the step is the same.
+    many they are, the step is the same. With ``lora`` the weights stay and an adapter learns.
     """
 
     kind: Literal["train"] = "train"
@@ -122,6 +123,7 @@ class TrainSpec(RunDocument):
     max_steps: PositiveInt | None = None
     time_budget_seconds: PositiveFloat | None = 120.0
     compute_dtype: ComputeDtype = "bf16"
+    lora: LoraOptions | None = None
     seed: int = 17
     checkpoint_every_seconds: PositiveFloat = 30.0
     parallel: DataParallel = DataParallel()
@@ -130,6 +132,12 @@ class TrainSpec(RunDocument):
     def _ends_some_time(self) -> Self:
         if self.max_steps is None and self.time_budget_seconds is None:
             msg = "training needs an end: give max_steps or time_budget_seconds, or both"
+            raise ValueError(msg)
+        if self.lora is not None and not isinstance(self.model, FolderModel | ArtefactModel):
+            msg = (
+                f"lora adapts trained weights, and a '{self.model.source}' model has none; name "
+                "a folder, or the model of an earlier job"
+            )
             raise ValueError(msg)
         return self
 

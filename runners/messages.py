@@ -286,7 +286,7 @@ class ArtefactBody(Message):
     """A folder or file that the attempt leaves in its output folder."""
 
     name: str = Field(pattern=FOLDER_NAME)
-    kind: Literal["model", "report"]
+    kind: Literal["model", "adapter", "report"]
     total_bytes: NonNegativeInt
     files: dict[str, int]  # relative path -> bytes
     sha256: dict[str, str]  # relative path -> hex digest

@@ -10,21 +10,25 @@ from typing import Any, Literal
 from runners.jobs.runtime import Job
 from runners.messages import ArtefactBody
 
-Kind = Literal["model", "report"]
+Kind = Literal["model", "adapter", "report"]
 CARD_NAME = "README.md"
 WEIGHT_SUFFIXES = (".safetensors", ".gguf")
 
 
 def publish_model(
-    job: Job, write: Callable[[Path], object], card: str, facts: Mapping[str, Any]
+    job: Job,
+    write: Callable[[Path], object],
+    card: str,
+    facts: Mapping[str, Any],
+    kind: Literal["model", "adapter"] = "model",
 ) -> ArtefactBody:
-    """Write a model folder with its card to ``output/model`` and announce it."""
+    """Write a folder of weights with its card to ``output/<kind>`` and announce it."""
 
     def write_with_card(building: Path) -> None:
         write(building)
         (building / CARD_NAME).write_text(f"{card}\n{_file_table(building)}")
 
-    return publish_folder(job, "model", "model", write_with_card, facts)
+    return publish_folder(job, kind, kind, write_with_card, facts)
 
 
 def publish_report(job: Job, name: str, document: Mapping[str, Any]) -> ArtefactBody:

@@ -37,7 +37,7 @@ def save_checkpoint(
     building = folder / f".{final.name}-building"
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
-    weights = {name: value.detach().contiguous() for name, value in _parameters(model).items()}
+    weights = {name: value.detach().contiguous() for name, value in _trained(model).items()}
     save_file(weights, building / "model.safetensors")
     save_file(_optimizer_tensors(optimizer), building / "optimizer.safetensors")
     (building / "state.json").write_text(json.dumps(asdict(state)))
@@ -62,7 +62,7 @@ def load_latest(
         return None
     weights = load_file(found[-1] / "model.safetensors")
     with torch.no_grad():
-        for name, parameter in _parameters(model).items():
+        for name, parameter in _trained(model).items():
             parameter.copy_(weights[name])
     _fill_optimizer(optimizer, load_file(found[-1] / "optimizer.safetensors"))
     return TrainState(**json.loads((found[-1] / "state.json").read_text()))
@@ -73,8 +73,9 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob(f"{PREFIX}*") if path.is_dir())
 
 
-def _parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    return dict(model.named_parameters())  # tied weights appear once
+def _trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """Return what training changes; tied weights appear once, and frozen ones lie elsewhere."""
+    return {name: each for name, each in model.named_parameters() if each.requires_grad}
 
 
 def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -94,7 +95,7 @@ def share_progress(
     is_resumed, step, tokens, elapsed = ranks.total(
         [float(state is not None), *mine] if ranks.is_lead else [0.0] * 4
     )
-    ranks.copy_from_lead(list(_parameters(model).values()))
+    ranks.copy_from_lead(list(model.parameters()))
     if not is_resumed:
         return None
     moments = _optimizer_tensors(optimizer) if ranks.is_lead else _empty_moments(optimizer)

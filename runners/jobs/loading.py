@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ from runners.jobspec import (
     RandomModel,
 )
 
+MODEL_FILES = ("config.json", "*.safetensors")
 MODEL_ROOTS_VARIABLE = "SLIPWAY_MODEL_ROOTS"
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CODE_FORMATS = ("pack-quantized", "int-quantized")
@@ -112,8 +114,10 @@ def demo_config(ref: DemoModel) -> dict[str, object]:
     }
 
 
-def model_folder(ref: FolderModel | ArtefactModel, host_dir: Path) -> Path:
-    """Return the complete model folder that a reference names, symbolic links resolved.
+def model_folder(
+    ref: FolderModel | ArtefactModel, host_dir: Path, needed: Sequence[str] = MODEL_FILES
+) -> Path:
+    """Return the folder of the ``needed`` files that a reference names, links resolved.
 
     Raises:
         MissingModelError: it lies outside the roots, is absent, or lacks a file.
@@ -126,11 +130,13 @@ def model_folder(ref: FolderModel | ArtefactModel, host_dir: Path) -> Path:
         roots = model_roots(host_dir)
         folder = (roots[0] / ref.path).resolve()  # an absolute path replaces the root
         _check_inside(folder, roots, "folder")
-    _check_complete(folder)
+    _check_complete(folder, needed)
     return folder
 
 
-def opened_model(ref: FolderModel | ArtefactModel, host_dir: Path) -> Path:
+def opened_model(
+    ref: FolderModel | ArtefactModel, host_dir: Path, needed: Sequence[str] = MODEL_FILES
+) -> Path:
     """Return a private folder of the opened files of the model that a reference names.
 
     Raises:
@@ -138,7 +144,7 @@ def opened_model(ref: FolderModel | ArtefactModel, host_dir: Path) -> Path:
         BadInputError: a file is no plain one, or the config is not sane.
     """
     roots = [(host_dir / "attempts").resolve(), *model_roots(host_dir)]
-    return pinned(model_folder(ref, host_dir), roots)
+    return pinned(model_folder(ref, host_dir, needed), roots)
 
 
 def model_roots(host_dir: Path) -> list[Path]:
@@ -373,14 +379,14 @@ def _check_inside(folder: Path, roots: list[Path], what: str) -> None:
         raise MissingModelError(msg)
 
 
-def _check_complete(folder: Path) -> None:
+def _check_complete(folder: Path, needed: Sequence[str]) -> None:
     if not folder.is_dir():
         msg = f"no model folder {folder} on this host; check the path, or copy the model there"
         raise MissingModelError(msg)
-    missing = [] if (folder / "config.json").is_file() else ["config.json"]
-    missing += [] if any(folder.glob("*.safetensors")) else ["*.safetensors"]
-    if missing:
-        msg = f"{folder} lacks {' and '.join(missing)}; give a complete Hugging Face folder"
+    if missing := [each for each in needed if not any(folder.glob(each))]:
+        pickles = ", ".join(each.name for each in folder.glob("*.bin"))
+        also = f" ({pickles} is pickle, which is never read)" if pickles else ""
+        msg = f"{folder} lacks {' and '.join(missing)}{also}; give a complete Hugging Face folder"
         raise MissingModelError(msg)
 
 

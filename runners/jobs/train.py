@@ -4,10 +4,12 @@ import shutil
 import statistics
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from runners.jobs.adapters import Lora, weights_digest
 from runners.jobs.artefacts import card_text, publish_model, weight_file_bytes
 from runners.jobs.corpus import Corpus, load_corpus
 from runners.jobs.evaluation import Perplexity, evaluate
@@ -22,7 +24,7 @@ from runners.jobs.loading import (
     ready,
     stored_quantisation,
 )
-from runners.jobs.memory import Peak, PeakMeter, model_bytes
+from runners.jobs.memory import Peak, PeakMeter, model_bytes, optimizer_bytes
 from runners.jobs.ranks import RankLostError, Ranks, joined_ranks
 from runners.jobs.runtime import (
     BadInputError,
@@ -35,7 +37,7 @@ from runners.jobs.runtime import (
 from runners.jobs.telemetry import gpu_telemetry
 from runners.jobs.tokenizer import demo_tokenizer, tokenized
 from runners.jobs.trainer import Trainer, steady
-from runners.jobspec import DemoModel, RandomModel, TrainSpec
+from runners.jobspec import ArtefactModel, DemoModel, FolderModel, RandomModel, TrainSpec
 
 FINAL_EVALUATION_TOKENS = 8192  # as the other jobs take by default: their figures then compare
 
@@ -58,19 +60,24 @@ def work(job: Job) -> None:
     shutil.rmtree(job.checkpoint_dir, ignore_errors=True)
 
 
-Trained = tuple[Trainer, PreTrainedTokenizerFast, str, Peak]
+class Prepared(NamedTuple):
+    """What training needs; with an adapter the model's own weights stay as they are."""
+
+    trainer: Trainer
+    tokenizer: PreTrainedTokenizerFast
+    text: str
+    meter: PeakMeter
+    lora: Lora | None
 
 
-def _train(job: Job, spec: TrainSpec, ranks: Ranks) -> Trained | None:
+def _train(job: Job, spec: TrainSpec, ranks: Ranks) -> tuple[Prepared, Peak] | None:
     """Return what training made, or None when it was stopped and a checkpoint stands."""
-    trainer, tokenizer, text, meter = _prepare(job, spec, ranks)
+    prepared = _prepare(job, spec, ranks)
     job.emitter.phase("Training")
-    return (trainer, tokenizer, text, meter.read()) if trainer.run() else None
+    return (prepared, prepared.meter.read()) if prepared.trainer.run() else None
 
 
-def _prepare(
-    job: Job, spec: TrainSpec, ranks: Ranks
-) -> tuple[Trainer, PreTrainedTokenizerFast, str, PeakMeter]:
+def _prepare(job: Job, spec: TrainSpec, ranks: Ranks) -> Prepared:
     """Return what training needs, and a note of the text: the text itself is let go."""
     _check_share(ranks, spec)
     job.emitter.phase("Reading text")
@@ -91,10 +98,13 @@ def _prepare(
         # For short sequences the plain product was 20-45 % faster per step than torch's flash
         # kernel for CPUs (192 wide, 4 layers, bf16, AVX-512).
         model.set_attn_implementation("eager")
+    weights = model_bytes(model)
+    lora = Lora(model, spec.lora) if spec.lora else None
     trainer = Trainer(job, spec, model, train_ids, held_out, device, ranks)
     trainer.resume()
-    trainer.tell_held(weights=model_bytes(model), runtime_overhead=meter.read().start_bytes)
-    return trainer, tokenizer, text, meter
+    adapters = {"adapters": lora.bytes} if lora else {}
+    trainer.tell_held(weights=weights, runtime_overhead=meter.read().start_bytes, **adapters)
+    return Prepared(trainer, tokenizer, text, meter, lora)
 
 
 def _check_share(ranks: Ranks, spec: TrainSpec) -> None:
@@ -144,7 +154,10 @@ def _tokenizer(job: Job, spec: TrainSpec, corpus: Corpus) -> PreTrainedTokenizer
 def _model(
     job: Job, spec: TrainSpec, tokenizer: PreTrainedTokenizerFast, device: torch.device
 ) -> PreTrainedModel:
-    """Return the model with fp32 weights, which AdamW updates; the products run as bf16."""
+    """Return the model with fp32 weights, which AdamW updates; the products run as bf16.
+
+    Weights that stay as they are under an adapter are held as they will be used.
+    """
     if isinstance(spec.model, DemoModel):
         positions = min(spec.model.max_position_embeddings, spec.sequence_length)
         config = demo_config(spec.model) | {
@@ -160,27 +173,66 @@ def _model(
     if stored_quantisation(folder) is not None:
         msg = f"{folder} holds quantised weights, which do not train; take its original"
         raise BadInputError(msg)
-    return load_folder(folder, "fp32", device)
+    return load_folder(folder, spec.compute_dtype if spec.lora else "fp32", device)
 
 
-def _finish(trainer: Trainer, tokenizer: PreTrainedTokenizerFast, text: str, peak: Peak) -> None:
+def _finish(prepared: Prepared, peak: Peak) -> None:
+    trainer, spec = prepared.trainer, prepared.trainer.spec
     job = trainer.job
     job.emitter.phase("Evaluating on held-out text")
     trainer.model.set_attn_implementation("sdpa")  # as it will be loaded
-    model = ready(trainer.model, dtype=TORCH_DTYPES[trainer.spec.compute_dtype])
+    trained = _trained_figures(trainer)
+    if prepared.lora is not None:
+        trained |= _publish_adapter(prepared, prepared.lora)
+    model = prepared.lora.merge() if prepared.lora is not None else trainer.model
+    model = ready(model, dtype=TORCH_DTYPES[spec.compute_dtype])
     perplexity = evaluate(model, trainer.held_out_ids, FINAL_EVALUATION_TOKENS)
-    measured = _measured(trainer, perplexity, peak)
-    notes = _notes(trainer, text, perplexity, peak)
-    job.emitter.phase("Saving the model")
+    parameters = float(sum(each.numel() for each in model.parameters()))
+    measured = {**_measured(trainer, perplexity, peak), "parameters": parameters, **trained}
+    notes = _notes(prepared, perplexity, peak)
+    if spec.lora is None or spec.lora.is_merged:
+        job.emitter.phase("Saving the model")
+        card = _card(spec, measured, notes)
+        _publish_model(prepared, model, card, perplexity)
+    folder = job.output_dir("model" if spec.lora is None or spec.lora.is_merged else "adapter")
+    measured["disk_bytes"] = float(weight_file_bytes(folder))
+    job.emitter.result(measured, notes)
 
+
+def _trained_figures(trainer: Trainer) -> dict[str, float]:
+    """Return how much was trained, and what the optimiser held for it."""
+    trained = sum(each.numel() for each in trainer.model.parameters() if each.requires_grad)
+    return {
+        "trainable_parameters": float(trained),
+        "optimizer_bytes": float(optimizer_bytes(trainer.optimizer)),
+    }
+
+
+def _publish_model(
+    prepared: Prepared, model: PreTrainedModel, card: str, perplexity: Perplexity
+) -> None:
     def write(folder: Path) -> None:
         model.save_pretrained(str(folder))
-        tokenizer.save_pretrained(str(folder))
+        prepared.tokenizer.save_pretrained(str(folder))
 
-    card = _card(trainer.spec, measured, notes)
-    body = publish_model(job, write, card, {"perplexity": perplexity.value})
-    measured["disk_bytes"] = float(weight_file_bytes(job.output_dir(body.name)))
-    job.emitter.result(measured, notes)
+    publish_model(prepared.trainer.job, write, card, {"perplexity": perplexity.value})
+
+
+def _publish_adapter(prepared: Prepared, lora: Lora) -> dict[str, float]:
+    """Leave the adapter as peft reads it, and return its figures: it is judged unmerged."""
+    trainer = prepared.trainer
+    job, spec = trainer.job, trainer.spec
+    base = spec.model
+    if not isinstance(base, FolderModel | ArtefactModel) or spec.lora is None:
+        raise BadInputError("an adapter needs a base with trained weights")
+    perplexity = evaluate(trainer.model, trainer.held_out_ids, FINAL_EVALUATION_TOKENS)
+    digest = weights_digest(opened_model(base, job.host_dir))
+    measured = {"adapter_perplexity": perplexity.value, **_trained_figures(trainer)}
+    card = _card(spec, measured, {"adapter_perplexity": perplexity.note()}, "Adapter")
+    facts = {**spec.lora.model_dump(), "base": base.model_dump(), "perplexity": perplexity.value}
+    publish_model(job, lambda folder: lora.save(folder, base, digest), card, facts, "adapter")
+    measured["adapter_disk_bytes"] = float(weight_file_bytes(job.output_dir("adapter")))
+    return measured
 
 
 def _measured(trainer: Trainer, perplexity: Perplexity, peak: Peak) -> dict[str, float]:
@@ -193,7 +245,6 @@ def _measured(trainer: Trainer, perplexity: Perplexity, peak: Peak) -> dict[str,
         "peak_memory_bytes": float(peak.bytes),
         "runtime_memory_bytes": float(peak.start_bytes),
         "final_loss": trainer.last_loss,
-        "parameters": float(sum(each.numel() for each in trainer.model.parameters())),
         "tokens": float(state.tokens),
         "steps": float(state.step),
         "training_seconds": state.elapsed_seconds,
@@ -201,16 +252,22 @@ def _measured(trainer: Trainer, perplexity: Perplexity, peak: Peak) -> dict[str,
     }
 
 
-def _notes(trainer: Trainer, text: str, perplexity: Perplexity, peak: Peak) -> dict[str, str]:
+def _notes(prepared: Prepared, perplexity: Perplexity, peak: Peak) -> dict[str, str]:
+    trainer, lora = prepared.trainer, prepared.trainer.spec.lora
     notes = {
         "perplexity": perplexity.note(),
         "peak_memory_bytes": peak.how,
         "runtime_memory_bytes": "held before the model was built: interpreter and libraries",
         "step_seconds": "median over the run's steps without the first two",
-        "text": text,
+        "text": prepared.text,
         "device": str(trainer.device),
         "threads": str(torch.get_num_threads()),
     }
+    if lora is not None:
+        notes["lora"] = (
+            f"peft: rank {lora.rank}, alpha {lora.alpha}, {lora.targets} layers; perplexity is "
+            "of the merged weights, adapter_perplexity of base and adapter side by side"
+        )
     if not trainer.ranks.is_alone:
         notes["ranks"] = f"{trainer.ranks.size}, each with its share of every step's micro-batches"
     if trainer.resumed_at_step is not None:
@@ -218,10 +275,12 @@ def _notes(trainer: Trainer, text: str, perplexity: Perplexity, peak: Peak) -> d
     return notes
 
 
-def _card(spec: TrainSpec, measured: dict[str, float], notes: dict[str, str]) -> str:
+def _card(
+    spec: TrainSpec, measured: dict[str, float], notes: dict[str, str], what: str = "Model"
+) -> str:
     settings = {**spec.model_dump(exclude={"model"}), "model": spec.model.model_dump_json()}
     return card_text(
-        "Model trained by Slipway",
+        f"{what} trained by Slipway",
         {"Settings": settings, "Evaluation": measured, "How it was measured": notes},
     )
 

@@ -269,12 +269,11 @@ def step_line(step: int, values: Mapping[str, float]) -> str:
 
 
 def build_optimizer(model: PreTrainedModel, learning_rate: float) -> torch.optim.AdamW:
-    """Return AdamW that decays matrices and leaves norms and biases alone."""
-    matrices = [each for each in model.parameters() if each.ndim > 1]
-    vectors = [each for each in model.parameters() if each.ndim <= 1]
+    """Return AdamW that decays matrices and leaves norms, biases and frozen weights alone."""
+    trained = [each for each in model.parameters() if each.requires_grad]
     groups = [
-        {"params": matrices, "weight_decay": WEIGHT_DECAY},
-        {"params": vectors, "weight_decay": 0.0},
+        {"params": [each for each in trained if each.ndim > 1], "weight_decay": WEIGHT_DECAY},
+        {"params": [each for each in trained if each.ndim <= 1], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=learning_rate, betas=BETAS, fused=True)
 

@@ -39,6 +39,8 @@ FIGURES: dict[str, tuple[str, str]] = {  # metric -> label, base unit
     "peak_memory_bytes": ("Peak memory", "bytes"),
     "parameter_bytes": ("Weights in memory", "bytes"),
     "disk_bytes": ("Size on disk", "bytes"),
+    "trainable_parameters": ("Trained parameters", ""),
+    "optimizer_bytes": ("Optimiser states", "bytes"),
     "acceptance_ratio": ("Guesses that were right", ""),
     "expert_hit_ratio": ("Experts found on the device", "share"),
     "expert_guess_ratio": ("Guessed experts that were right", "share"),
@@ -53,6 +55,7 @@ UNPREDICTED = {
     "acceptance_ratio", "perplexity", "final_loss", "disk_bytes",
     "next_token_accuracy", "kl_divergence_nats", "top_token_agreement",
     "expert_hit_ratio", "expert_guess_ratio", "expert_bytes_brought",
+    "trainable_parameters", "optimizer_bytes",
 }  # fmt: skip
 # The figure that stands for a job in the list, best first.
 MAIN_METRICS = (

@@ -262,7 +262,7 @@ class Artefact(UlidModel):
 
     attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="artefacts")
     name = models.CharField(max_length=80)
-    kind = models.CharField(max_length=16)  # model, report
+    kind = models.CharField(max_length=16)  # model, adapter, report
     total_bytes = models.PositiveBigIntegerField()
     files = models.JSONField(default=dict)  # relative path -> bytes
     sha256 = models.JSONField(default=dict)  # relative path -> hex digest

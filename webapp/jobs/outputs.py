@@ -83,6 +83,6 @@ def _dtype(spec: ModelSpec) -> str:
 def _name(job: Job, spec: ModelSpec, source: TeamModel | None) -> str:
     base = source.name if source else job.model_name or job.name
     if isinstance(spec, TrainSpec):
-        return base
+        return f"{base}, LoRA {spec.lora.rank}"[:120] if spec.lora else base
     made = spec.title if isinstance(spec, CompressSpec) else spec.weight_dtype
     return f"{base}, {made}"[:120]

@@ -40,13 +40,13 @@ from webapp.plans.predicting import prediction_of
 from webapp.plans.questions import Question, draft_shape, question_of
 from webapp.plans.serving import EndpointWish, serve_spec
 from webapp.plans.sharing import Spread, check_model, policy_of, split_of, spread_of
+from webapp.plans.training import needs_weights, train_spec
 from webapp.plans.wishes import NOTHING_MORE, Wish, quota_note
 from webapp.plans.words import model_words, plan_title
 
 Draft = dict[str, Any]
 RUNNABLE_DTYPES = ("fp32", "bf16", "fp16", "fp8", "int8", "int4")
 NOTHING_BESIDES = Measuring()
-COMPUTE_DTYPES = ("fp32", "bf16", "fp16")
 TRAINING_SHARE = 3  # a run may take this much longer than its budget for what surrounds it
 GRACE_SECONDS = 900.0
 
@@ -174,6 +174,8 @@ def launch_note(plan: Plan) -> dict[str, str]:
     text = EXPLANATIONS[launch.spec.kind]
     if getattr(launch.spec, "weight_dtype", "") == "fp8":
         text += FLOATS_OF_8_BITS
+    if isinstance(launch.spec, TrainSpec) and launch.spec.lora is not None:
+        text = EXPLANATIONS["lora"]
     if isinstance(launch.spec.model, RandomModel):
         text += (
             " This model's weights are not on the host, so it runs with random ones: speed and "
@@ -213,6 +215,9 @@ FLOATS_OF_8_BITS = (
 EXPLANATIONS = {
     "train": "The host trains the model on its own text, evaluates it on text that it kept back, "
     "and leaves it as a model of your team.",
+    "lora": "The host trains an adapter beside the model's weights, which stay as they are, on "
+    "its own text, and evaluates it on text that it kept back. It leaves the adapter in peft's "
+    "format, and the merged model as a model of your team.",
     "compress": "The host compresses the weights, saves them, loads them again, and measures "
     "size, speed, memory and perplexity before and after.",
     "generate": "The host loads the model as planned, answers every prompt, and leaves the "
@@ -281,7 +286,7 @@ def _spec(
         offload = offload_of(best.strategy, shape) if shape else None
         split = split_of(best.strategy)
         return generate_spec(draft, model, _runnable_dtype(best), offload, split)
-    return _train_spec(draft, model, best)
+    return train_spec(draft, model, best)
 
 
 def _endpoint_spec(
@@ -290,7 +295,7 @@ def _endpoint_spec(
     """Return a serve plan's measurement as an endpoint of the same model and weights."""
     if not isinstance(spec, BenchmarkSpec):
         raise DraftProblem("Only a plan to serve can be started as an endpoint.", "goal")
-    _needs_weights(spec.model, "An endpoint")
+    needs_weights(spec.model, "An endpoint")
     shape = draft_shape(plan)
     fields = {
         "name": _model_name(plan.draft, question.team_model),
@@ -302,22 +307,13 @@ def _endpoint_spec(
 
 def _measured_spec(spec: BenchmarkSpec, measuring: Measuring) -> BenchmarkSpec:
     if measuring.load is not None:
-        _needs_weights(spec.model, "Load on an endpoint")
+        needs_weights(spec.model, "Load on an endpoint")
     return spec.model_copy(update=measuring._asdict())
-
-
-def _needs_weights(model: ModelRef, verb: str) -> None:
-    if isinstance(model, RandomModel | DemoModel):
-        raise DraftProblem(
-            f"{verb} needs trained weights, and this model has none on the host. Train the demo "
-            "model first and choose the one that it leaves, or name a folder on the host.",
-            "source",
-        )
 
 
 def _compress_spec(draft: Draft, model: ModelRef) -> CompressSpec:
     spec = compress_spec(draft, model)
-    _needs_weights(model, "Compressing")
+    needs_weights(model, "Compressing")
     return spec
 
 
@@ -343,46 +339,6 @@ def _runnable_dtype(best: PlannedStrategy) -> str:
             "weight_dtype",
         )
     return dtype
-
-
-def _train_spec(draft: Draft, model: ModelRef, best: PlannedStrategy) -> TrainSpec:
-    goal = draft["goal"]["goal"]
-    values = draft["workload"][goal]
-    if goal == "finetune":
-        _needs_weights(model, "Fine-tuning")
-        if values["method"] != "full":
-            raise DraftProblem(
-                f"{values['method']} is planned but does not run yet. Choose the method “full”.",
-                "method",
-            )
-    elif not isinstance(model, DemoModel):
-        raise DraftProblem(
-            "Only the demo model can be pre-trained from nothing in this release. Choose it, or "
-            "fine-tune a model that is on the host.",
-            "source",
-        )
-    if values["optimizer"] != "adamw":
-        raise DraftProblem(
-            f"The trainer runs AdamW; {values['optimizer']} is planned but does not run yet.",
-            "optimizer",
-        )
-    return TrainSpec.model_validate({"model": model, **_train_fields(values, best)})
-
-
-def _train_fields(values: dict[str, Any], best: PlannedStrategy) -> dict[str, Any]:
-    batch, budget = values["global_batch_size"], values.get("time_budget_minutes")
-    micro = min(best.strategy.micro_batch_size or batch, batch)
-    million = values.get("million_tokens")
-    steps = round(million * 1e6 / (batch * values["sequence_length"])) if million else None
-    compute = best.strategy.compute_dtype
-    return {
-        "sequence_length": values["sequence_length"],
-        "micro_batch_size": micro,
-        "gradient_accumulation_steps": max(1, batch // micro),
-        "max_steps": max(1, steps) if steps is not None else None,
-        "time_budget_seconds": budget * 60 if budget else None,
-        "compute_dtype": compute if compute in COMPUTE_DTYPES else "bf16",
-    }
 
 
 def _max_duration(spec: ModelSpec) -> float | None:

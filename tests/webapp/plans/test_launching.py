@@ -204,6 +204,7 @@ def test_fine_tuning_all_weights_starts_from_the_trained_model(demo_plan, traine
 
     assert isinstance(spec, TrainSpec)
     assert isinstance(spec.model, ArtefactModel)
+    assert spec.lora is None
 
 
 def refusal(plan) -> str:
@@ -228,10 +229,21 @@ def test_a_compression_that_is_only_planned_is_refused_by_name(demo_plan, traine
     )
 
 
-def test_adapters_are_refused_with_the_method_that_runs(demo_plan, trained):
+def test_fine_tuning_by_lora_trains_an_adapter_of_the_asked_rank(demo_plan, trained):
     plan = with_model(demo_plan, trained, "finetune")
+    plan.draft["workload"]["finetune"] |= {"method": "lora", "lora_rank": 24}
 
-    assert "full" in refusal(plan)
+    lora = launch_of(plan).spec.lora
+
+    assert (lora.rank, lora.alpha, lora.is_merged) == (24, 48, True)
+    assert "an adapter beside the model's weights" in launch_note(plan)["text"]
+
+
+def test_adapters_over_four_bits_are_refused_with_the_methods_that_run(demo_plan, trained):
+    plan = with_model(demo_plan, trained, "finetune")
+    plan.draft["workload"]["finetune"]["method"] = "qlora"
+
+    assert "Choose the method “full” or “LoRA”" in refusal(plan)
 
 
 def test_pre_training_any_other_model_is_refused(demo_plan):

@@ -112,8 +112,7 @@ def test_what_a_job_is_expected_to_measure_has_interval_and_unit(plan, goal):
     ("goal", "field", "value", "words"),
     [
         ("compress", "method", "autoround", "AutoRound is planned but does not run yet"),
-        ("finetune", "method", "lora", "Choose the method “full”"),
-        ("finetune", "method", "qlora", "Choose the method “full”"),
+        ("finetune", "method", "qlora", "Choose the method “full” or “LoRA”"),
         ("finetune", "optimizer", "lion", "The trainer runs AdamW"),
         ("finetune", "optimizer", "sgd", "The trainer runs AdamW"),
         ("finetune", "optimizer", "adafactor", "The trainer runs AdamW"),

@@ -14,6 +14,10 @@ from runners.ratios import KeptRatio
 RAW = Path(__file__).parent / "data" / "ratios.jsonl"
 _DIRECTIONS = "tests/runners/jobs/generate/test_directions.py"
 _COMPRESS = "tests/runners/jobs/compress"
+_ADAPTER = (
+    "tests/runners/jobs/test_tuning_bench.py::"
+    "test_an_adapter_trains_and_holds_far_less_than_the_whole_model"
+)
 
 
 class Proof(NamedTuple):
@@ -132,6 +136,18 @@ PROOFS: dict[str, tuple[Proof, ...]] = {
     ),
     "padding_free": (_PACKED,),
     "bytetransformer": (_PACKED,),
+    "lora": (
+        Proof(
+            "full / LoRA trained parameters",
+            "far fewer parameters are trained than there are",
+            _ADAPTER,
+        ),
+        Proof(
+            "full / LoRA optimiser states",
+            "the optimiser holds states of the adapter alone",
+            _ADAPTER,
+        ),
+    ),
     "speculative_decoding": (
         _proof(
             "plain / speculative decoding",

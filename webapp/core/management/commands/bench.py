@@ -107,7 +107,17 @@ def beats() -> Iterator[Figure]:
 
 def generation() -> Iterator[Figure]:
     """Measure what each way of generating brings over the plain one, in a process with torch."""
-    module = [sys.executable, "-m", "runners.jobs.generate.bench"]
+    yield from _of_module("runners.jobs.generate.bench")
+
+
+def tuning() -> Iterator[Figure]:
+    """Measure what an adapter spares against training every weight."""
+    yield from _of_module("runners.jobs.tuning_bench")
+
+
+def _of_module(name: str) -> Iterator[Figure]:
+    """Yield the rows that a bench with torch prints, in a process of its own."""
+    module = [sys.executable, "-m", name]
     found = subprocess.run(module, cwd=site.ROOT, check=True, capture_output=True, text=True)
     yield from (Figure.of(Ratio(*json.loads(line))) for line in found.stdout.splitlines())
 
@@ -134,6 +144,7 @@ BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "beats": beats,
     "generate": generation,
     "weights": weights,
+    "tune": tuning,
     "compress": compress,
 }
 

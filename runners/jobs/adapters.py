@@ -1,0 +1,114 @@
+"""LoRA adapters by peft: put into a model, saved in peft's own format, merged.
+
+The model is changed in place and stays what it is to its trainer: only the adapter's matrices
+ask for gradients. peft is imported where an adapter is made, so that other jobs start sooner.
+
+Source: Hu et al. 2021, arXiv:2106.09685.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+# safetensors has no types.
+
+import hashlib
+from pathlib import Path
+from typing import cast
+
+import torch
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+
+from runners.adapter_options import LoraOptions
+from runners.jobs.memory import tensor_bytes
+from runners.jobs.runtime import BadInputError
+from runners.jobspec import ArtefactModel, FolderModel
+
+WEIGHTS_NAME = "adapter_model.safetensors"
+CONFIG_NAME = "adapter_config.json"
+BASE_KEY = "base_sha256"  # in the file's own metadata, where peft leaves it alone
+SAMPLE_BYTES = 4096
+SAMPLES = 64  # of each file: weights of another training differ everywhere
+
+
+class Lora:
+    """A model that learns through an adapter alone."""
+
+    def __init__(self, model: PreTrainedModel, options: LoraOptions) -> None:
+        """Put fresh matrices into the model, which change nothing until they are trained.
+
+        Raises:
+            BadInputError: peft knows no such layers in this architecture, or is not here.
+        """
+        try:
+            from peft import LoraConfig, get_peft_model
+        except ImportError as error:
+            msg = "adapters need peft on this host: pip install 'slipway[gpu]'"
+            raise BadInputError(msg) from error
+
+        config = LoraConfig(
+            r=options.rank,
+            lora_alpha=options.alpha,
+            lora_dropout=options.dropout,
+            target_modules="all-linear" if options.targets == "all" else None,
+            task_type="CAUSAL_LM",
+        )
+        try:
+            self._tuned = get_peft_model(model, config)
+        except ValueError as error:
+            msg = (
+                f"lora.targets {options.targets} names no layers of {type(model).__name__}: "
+                f"{str(error)[:200]}; choose all"
+            )
+            raise BadInputError(msg) from error
+
+    @property
+    def num_parameters(self) -> int:
+        """Return how many numbers are trained."""
+        return sum(each.numel() for each in self._trained())
+
+    @property
+    def bytes(self) -> int:
+        """Return what the adapter's matrices hold."""
+        return sum(tensor_bytes(each) for each in self._trained())
+
+    def save(self, folder: Path, base: FolderModel | ArtefactModel, digest: str) -> None:
+        """Write the adapter as peft reads it; ``digest`` names the base's weights."""
+        from peft import get_peft_model_state_dict
+
+        config = self._tuned.peft_config["default"]
+        config.base_model_name_or_path = name_of_base(base)
+        config.inference_mode = True
+        config.save_pretrained(str(folder))
+        state = get_peft_model_state_dict(self._tuned, save_embedding_layers=False)
+        tensors = {name: each.detach().cpu().contiguous() for name, each in state.items()}
+        save_file(tensors, folder / WEIGHTS_NAME, metadata={"format": "pt", BASE_KEY: digest})
+
+    def merge(self) -> PreTrainedModel:
+        """Return the model with the adapter in its weights, and no adapter any more."""
+        return cast("PreTrainedModel", self._tuned.merge_and_unload())
+
+    def _trained(self) -> list[torch.nn.Parameter]:
+        return [each for each in self._tuned.parameters() if each.requires_grad]
+
+
+def name_of_base(base: FolderModel | ArtefactModel) -> str:
+    """Return where a base lies, below the host's folders."""
+    if isinstance(base, ArtefactModel):
+        return f"attempts/{base.attempt_id}/output/{base.name}"
+    return base.path
+
+
+def weights_digest(folder: Path) -> str:
+    """Return a digest by which a model's weights are known again.
+
+    It reads samples spread over every safetensors file, so that it takes no longer for a large
+    model: enough to tell trainings apart, not to find one changed byte.
+    """
+    found = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        found.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            for at in range(SAMPLES):
+                file.seek(size * at // SAMPLES)
+                found.update(file.read(SAMPLE_BYTES))
+    return found.hexdigest()
