@@ -163,6 +163,12 @@ ABILITIES: dict[str, Ability] = {
         "tests/runners/jobs/test_profiling.py::"
         "test_a_benchmark_leaves_the_operators_of_both_phases",
     ),
+    "pets": Ability(
+        "serve",
+        OWN,
+        f"{_SERVE}/test_adapters.py::"
+        "test_each_text_of_a_mixed_batch_is_that_of_its_merged_model_alone",
+    ),
     "lora": Ability(
         "train",
         "peft",

@@ -21,7 +21,7 @@ from pydantic import (
 
 from runners.adapter_options import LoraOptions
 from runners.compress_options import QUANTISED_DTYPES, CompressOptions, WeightDtype
-from runners.endpoint_spec import EndpointSettings
+from runners.endpoint_spec import EndpointSettings, ServedName
 from runners.generate_options import Offload, Split
 from runners.load_options import LoadOptions
 
@@ -295,13 +295,32 @@ class GenerateSpec(RunDocument):
             raise ValueError(msg)
 
 
+class NamedAdapter(JobDocument):
+    """An adapter in peft's format on the host, and the name by which clients ask for it."""
+
+    name: ServedName
+    adapter: Annotated[FolderModel | ArtefactModel, Field(discriminator="source")]
+
+
 class ServeSpec(RunDocument, EndpointSettings):
-    """Answer requests over HTTP, in OpenAI's form, until it is stopped or nobody asks."""
+    """Answer requests over HTTP, in OpenAI's form, until it is stopped or nobody asks.
+
+    Each request names the model or one of its ``adapters``; one batch holds all of them.
+    """
 
     kind: Literal["serve"] = "serve"
     model: ModelRef
     weight_dtype: WeightDtype = "bf16"
+    adapters: tuple[NamedAdapter, ...] = Field(default=(), max_length=64)
     seed: int = 17
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [self.served_name, *(each.name for each in self.adapters)]
+        if twice := next((each for each in names if names.count(each) > 1), None):
+            msg = f"adapters: the name {twice} is given twice; each name is asked for by itself"
+            raise ValueError(msg)
+        return self
 
 
 class EvaluateSpec(RunDocument):

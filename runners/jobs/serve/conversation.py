@@ -7,7 +7,9 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
+from typing import NamedTuple
 
+from runners.jobs.mixed_adapters import NONE
 from runners.jobs.serve.asgi import (
     ClientGoneError,
     Document,
@@ -30,24 +32,23 @@ DEAD = "The engine ended while it answered. See the job's page for the reason."
 Prompts = Sequence[Sequence[int]]
 
 
+class Wanted(NamedTuple):
+    """What the two forms ask for under names of their own."""
+
+    max_tokens: int | None
+    top_logprobs: int | None
+    param: str  # the field that the prompts came in
+    adapter: int = NONE
+
+
 class Order:
     """A request that was understood: its prompts in tokens, and how it is answered."""
 
-    def __init__(
-        self,
-        asked: Asked,
-        prompts: Prompts,
-        form: Form,
-        max_tokens: int | None,
-        top_logprobs: int | None,
-        param: str,
-    ) -> None:
+    def __init__(self, asked: Asked, prompts: Prompts, form: Form, wanted: Wanted) -> None:
         self.asked = asked
         self.prompts = prompts
         self.form = form
-        self.max_tokens = max_tokens
-        self.top_logprobs = top_logprobs
-        self.param = param  # the field that the prompts came in
+        self.max_tokens, self.top_logprobs, self.param, self.adapter = wanted
 
     def sampling(self, prompt: Sequence[int], choice: int, max_length: int) -> Sampling:
         """Return how one choice is written.
@@ -97,7 +98,7 @@ class Conversation:
                 deliver = partial(self._deliver, loop, len(replies))
                 sampling = order.sampling(prompt, choice, longest)
                 answer = self.ready.reader.answer(order.asked.stops)
-                replies.append(Reply(prompt, sampling, answer, deliver))
+                replies.append(Reply(prompt, sampling, answer, deliver, order.adapter))
         return replies
 
     def _deliver(self, loop: asyncio.AbstractEventLoop, index: int, piece: Piece) -> None:

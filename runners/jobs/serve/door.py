@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from runners.endpoint_spec import key_hash
+from runners.jobs.mixed_adapters import NONE
 from runners.jobs.serve.asgi import (
     ClientGoneError,
     Receive,
@@ -15,7 +16,7 @@ from runners.jobs.serve.asgi import (
     send_error,
     send_json,
 )
-from runners.jobs.serve.conversation import Conversation, Order
+from runners.jobs.serve.conversation import Conversation, Order, Wanted
 from runners.jobs.serve.protocol import (
     COMPLETION_TOKENS,
     AskedError,
@@ -91,17 +92,27 @@ class Door:
         await send_bytes(send, 200, text, PLAIN)
 
     async def _models(self, _receive: Receive, send: Send) -> None:
-        await send_json(send, 200, {"object": "list", "data": [self.service.model_card]})
+        cards = [self.service.model_card(each) for each in self.service.names]
+        await send_json(send, 200, {"object": "list", "data": cards})
 
     async def _model(self, name: str, _receive: Receive, send: Send) -> None:
-        self._check_model(name)
-        await send_json(send, 200, self.service.model_card)
+        self._adapter_of(name)
+        await send_json(send, 200, self.service.model_card(name))
 
-    def _check_model(self, name: str) -> None:
-        served = self.service.spec.served_name
-        if name != served:
-            message = f"The model {name[:120]!r} is not served here; {served!r} is."
+    def _adapter_of(self, name: str) -> int:
+        """Return the number of the adapter that a client asks for by name, ``NONE`` for the base.
+
+        Raises:
+            AskedError: nothing of that name is served.
+        """
+        served, *adapters = self.service.names
+        if name == served:
+            return NONE
+        if name not in adapters:
+            also = f", with adapters {', '.join(adapters)}"[:500] if adapters else ""
+            message = f"The model {name[:120]!r} is not served here; {served!r} is{also}."
             raise AskedError(404, message, param="model", code="model_not_found")
+        return adapters.index(name)
 
     async def _answer(
         self,
@@ -121,17 +132,17 @@ class Door:
 
     async def _completion(self, ready: Ready, body: bytes) -> Order:
         asked = asked_completion(body)
-        self._check_model(asked.model)
+        adapter = self._adapter_of(asked.model)
         prompts = [await ready.prompt_ids(each) for each in asked.prompts]
         form = CompletionForm(
             asked.model, ready.reader.token_text, has_logprobs=asked.logprobs is not None
         )
         limit = asked.max_tokens or COMPLETION_TOKENS
-        return Order(asked, prompts, form, limit, asked.logprobs, "prompt")
+        return Order(asked, prompts, form, Wanted(limit, asked.logprobs, "prompt", adapter))
 
     async def _chat(self, ready: Ready, body: bytes) -> Order:
         asked = asked_chat(body)
-        self._check_model(asked.model)
+        adapter = self._adapter_of(asked.model)
         try:
             prompt = await ready.chat_ids([each.plain for each in asked.messages])
         except TemplateRefusedError as refusal:
@@ -140,4 +151,4 @@ class Door:
         form = ChatForm(asked.model, ready.reader.token_text, has_logprobs=bool(asked.logprobs))
         top = (asked.top_logprobs or 0) if asked.logprobs else None
         limit = asked.max_completion_tokens or asked.max_tokens
-        return Order(asked, [prompt], form, limit, top, "messages")
+        return Order(asked, [prompt], form, Wanted(limit, top, "messages", adapter))

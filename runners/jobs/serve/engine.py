@@ -8,12 +8,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from transformers import PreTrainedModel
 
+from runners.jobs.mixed_adapters import NONE, MixedAdapters
 from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.paging import PagedCache, Row, forward, pages_for
 from runners.jobs.serve.sampling import Choice, Sampling, choose, new_generator
@@ -51,6 +53,7 @@ class Reply:
     sampling: Sampling
     answer: Answer
     deliver: Callable[[Piece], None]
+    adapter: int = NONE  # number of its adapter
     pages: list[int] = field(default_factory=list)
     computed: int = 0  # tokens whose keys and values are in the pages
     is_cancelled: bool = False
@@ -86,9 +89,15 @@ class Engine:
     """One model, its pages, who is being answered and who waits."""
 
     def __init__(
-        self, model: PreTrainedModel, cache: PagedCache, limits: Limits, figures: Figures
+        self,
+        model: PreTrainedModel,
+        cache: PagedCache,
+        limits: Limits,
+        figures: Figures,
+        adapters: MixedAdapters | None = None,
     ) -> None:
         self.model = model
+        self.adapters = adapters
         self.cache = cache
         self.limits = limits
         self.figures = figures
@@ -174,13 +183,21 @@ class Engine:
             return
         began = self.step_began_at = time.perf_counter()
         rows = [_row(each, count) for each, count in chosen]
-        logits = forward(self.model, self.cache, rows)
+        with self._adapted(chosen):
+            logits = forward(self.model, self.cache, rows)
         for each, count in chosen:
             each.computed += count
         due = [at for at, (each, _) in enumerate(chosen) if each.computed == len(each.tokens)]
         self._hand_out([chosen[at][0] for at in due], logits[due])
         self.step_began_at = None
         self._gauges(time.perf_counter() - began, len(due))
+
+    def _adapted(self, chosen: Sequence[tuple[Reply, int]]) -> AbstractContextManager[None]:
+        """Let every token of the pass go through the adapter of its answer."""
+        if self.adapters is None:
+            return nullcontext()
+        owners = [each.adapter for each, count in chosen for _ in range(count)]
+        return self.adapters.serving(torch.tensor([owners]))
 
     def _hand_out(self, due: Sequence[Reply], logits: torch.Tensor) -> None:
         if not due:

@@ -1,5 +1,6 @@
 """The model of an endpoint: loaded, its cache reserved, read both ways once, then served."""
 
+from runners.jobs.adapter_files import base_digest, opened_adapter, read_adapter
 from runners.jobs.generate.packed import check_packable
 from runners.jobs.loading import (
     LoadedModel,
@@ -9,6 +10,7 @@ from runners.jobs.loading import (
     require_tokenizer,
 )
 from runners.jobs.memory import model_bytes, terms_held
+from runners.jobs.mixed_adapters import MixedAdapters
 from runners.jobs.runtime import BadInputError, Job
 from runners.jobs.serve.engine import Engine, Limits
 from runners.jobs.serve.figures import Figures
@@ -36,9 +38,30 @@ def load_ready(job: Job, spec: ServeSpec, figures: Figures) -> Ready:
     vocabulary = int(loaded.model.config.get_text_config().vocab_size)
     check_paging(loaded.model, cache, vocabulary)
     held = {"weights": model_bytes(loaded.model), "kv_cache": cache.bytes}
+    adapters = _adapters(job, spec, loaded)
+    if adapters is not None:
+        held["adapters"] = adapters.bytes
     job.emitter.metric(terms_held(held))
     limits = Limits(spec.max_concurrency, spec.queue_limit, longest, end_ids(loaded))
-    return Ready(Engine(loaded.model, cache, limits, figures), Reader(tokenizer), vocabulary)
+    engine = Engine(loaded.model, cache, limits, figures, adapters)
+    return Ready(engine, Reader(tokenizer), vocabulary)
+
+
+def _adapters(job: Job, spec: ServeSpec, loaded: LoadedModel) -> MixedAdapters | None:
+    """Return the spec's adapters, hung on the model.
+
+    Raises:
+        BadInputError: one is not for this model, or not whole.
+        MissingModelError: one is not there.
+    """
+    if not spec.adapters:
+        return None
+    digest = base_digest(spec.model, job.host_dir)
+    opened = [
+        read_adapter(each.name, opened_adapter(each.adapter, job.host_dir), loaded.model, digest)
+        for each in spec.adapters
+    ]
+    return MixedAdapters(loaded.model, opened)
 
 
 def _max_length(loaded: LoadedModel, spec: ServeSpec) -> int:

@@ -72,14 +72,20 @@ class Service:
         return self.loaded if self.state == "ready" else None
 
     @property
-    def model_card(self) -> dict[str, Any]:
-        """Return the served model as ``/v1/models`` lists it."""
+    def names(self) -> list[str]:
+        """Return what clients may ask for: the model, then its adapters."""
+        return [self.spec.served_name, *(each.name for each in self.spec.adapters)]
+
+    def model_card(self, name: str) -> dict[str, Any]:
+        """Return the served model, or one of its adapters, as ``/v1/models`` lists it."""
         card: dict[str, Any] = {
-            "id": self.spec.served_name,
+            "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "slipway",
         }
+        if name != self.spec.served_name:
+            card["parent"] = self.spec.served_name
         if self.loaded is not None:
             card["max_model_len"] = self.loaded.engine.limits.max_length
         return card

@@ -136,6 +136,14 @@ PROOFS: dict[str, tuple[Proof, ...]] = {
     ),
     "padding_free": (_PACKED,),
     "bytetransformer": (_PACKED,),
+    "pets": (
+        Proof(
+            "adapters one by one / in one batch",
+            "requests of different adapters share every pass over the base",
+            "tests/runners/jobs/serve/test_adapters_bench.py::"
+            "test_adapters_in_one_batch_take_the_passes_of_one_of_them",
+        ),
+    ),
     "lora": (
         Proof(
             "full / LoRA trained parameters",

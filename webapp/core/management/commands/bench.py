@@ -115,6 +115,11 @@ def tuning() -> Iterator[Figure]:
     yield from _of_module("runners.jobs.tuning_bench")
 
 
+def adapters() -> Iterator[Figure]:
+    """Measure what many adapters in one batch bring over one by one."""
+    yield from _of_module("runners.jobs.serve.bench")
+
+
 def _of_module(name: str) -> Iterator[Figure]:
     """Yield the rows that a bench with torch prints, in a process of its own."""
     module = [sys.executable, "-m", name]
@@ -145,6 +150,7 @@ BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "generate": generation,
     "weights": weights,
     "tune": tuning,
+    "adapters": adapters,
     "compress": compress,
 }
 
