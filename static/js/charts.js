@@ -108,6 +108,7 @@
       this.drawnAt = performance.now();
       const Plotly = await loadPlotly(document.body.dataset.plotly || this.element.dataset.plotly);
       const { data, layout } = resolve(this.figure);
+      for (const trace of data) if (trace.meta?.metric && trace.x.length === 1) trace.mode = "markers";
       if (!this.isDrawn) this.plot.replaceChildren();
       this.element.dataset.drawn = String(this.measured.x.length); // from here on CSS sets the height
       layout.height = this.plot.clientHeight;

@@ -10,6 +10,7 @@ from typing import Any
 
 from webapp.charts.catalog import ChartSpec
 from webapp.core.display import quantity
+from webapp.core.units import percent
 
 Figure = dict[str, Any]
 MAX_POINTS = 500
@@ -174,7 +175,7 @@ def against(chart: ChartSpec, value: float, prediction: Prediction) -> str:
 
 
 def _say(value: float, chart: ChartSpec) -> str:
-    return str(quantity(value, chart.unit))
+    return percent(value) if chart.unit == "ratio" else str(quantity(value, chart.unit))
 
 
 def _beside(ratio: float) -> str:

@@ -6,7 +6,7 @@ from webapp.charts.figures import ORIGIN_MS, Figure
 from webapp.core.units import number
 
 WIDTH, HEIGHT = 462, 158
-LEFT, RIGHT, TOP, BOTTOM = 40, 10, 8, 26
+LEFT, RIGHT, TOP, BOTTOM = 48, 10, 8, 26
 
 
 class Frame(NamedTuple):
@@ -28,13 +28,16 @@ class Frame(NamedTuple):
         return HEIGHT - BOTTOM - inner * (value - self.y0) / ((self.y1 - self.y0) or 1)
 
     def path(self, trace: dict[str, Any]) -> str:
-        """Return a trace as the ``d`` of a path; a missing value lifts the pen."""
+        """Return a trace as the ``d`` of a path; a missing value lifts the pen.
+
+        A lone value is a line without length, which a round cap makes a dot.
+        """
         parts, pen = [], "M"
         for x, y in zip(trace["x"], trace["y"], strict=True):
             if y is not None:
                 parts.append(f"{pen}{self.x(x):.1f} {self.y(y):.1f}")
             pen = "M" if y is None else "L"
-        return " ".join(parts)
+        return " ".join(parts) + (" h0" if len(parts) == 1 else "")
 
 
 def frame(figure: Figure) -> Frame:

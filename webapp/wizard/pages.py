@@ -110,12 +110,13 @@ def _extras(plan: Plan, slug: str, options: Options, pins: PinsForm | None) -> P
             "pool_choices": [_pool_choice(*each, plan.team) for each in options.pools],
         }
     if slug == "review":
-        said = summaries(draft, options)
+        said, note = summaries(draft, options), launch_note(plan)
         return {
             "title": plan.name or plan_title(draft, said["model"], said["hardware"]),
             "team_secrets": secret_names(plan.team),
             "review": [(step, said[step.slug]) for step in STEPS[:-1]],
-            "note": launch_note(plan),
+            "note": note,
+            "is_endpoint_first": "can_serve" in note and draft.get("preset") != "benchmark",
             "launch_key": new_ulid(),
         }
     return {"goal": draft["goal"]["goal"]}

@@ -122,6 +122,12 @@ def test_the_verdict_without_a_prediction_gives_the_span():
     assert "1.50" in said
 
 
+def test_a_share_is_said_in_per_cent():
+    chart = next(c for c in charts_for("serve") if c.metric == "kv_cache_used_ratio")
+    said = " ".join(verdict(chart, points(0.0, 0.08, metric=chart.metric), None).split())
+    assert said == "8.0 % at the last point, between 0.0 % and 8.0 % so far."
+
+
 def test_gaps_do_not_count_in_the_verdict():
     series = Series("loss", (1, 2, 3), (3.0, None, 2.0))
     assert "nan" not in verdict(LOSS, series, None)

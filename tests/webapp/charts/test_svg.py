@@ -38,6 +38,11 @@ def test_a_gap_lifts_the_pen():
     assert path["d"].count("M") == 2
 
 
+def test_a_lone_point_is_a_dot():
+    (path,) = picture((None, 3.0, None))["paths"]
+    assert path["d"].endswith(" h0")
+
+
 def test_without_points_there_is_no_measured_path():
     assert picture(())["paths"] == []
 

@@ -1,5 +1,7 @@
 """A serve plan that stays up: what the host is asked, which keys are kept, what is refused."""
 
+import re
+
 import pytest
 
 from runners.endpoint_spec import key_hash
@@ -46,6 +48,18 @@ def test_the_review_offers_both_ways(plan, alice):
 
     assert "Start endpoint" in page
     assert launch_note(plan)["can_serve"] == "yes"
+
+
+@pytest.mark.parametrize(
+    ("preset", "primary"), [("endpoint", "endpoint"), ("benchmark", "launch")]
+)
+def test_what_was_asked_for_is_the_first_button(plan, alice, preset, primary):
+    plan.draft["preset"] = preset
+    plan.save()
+
+    page = client_of(alice).get(f"/plans/{plan.pk}/edit/review/").content.decode()
+
+    assert re.findall(r'class="button primary" name="go" value="(\w+)"', page) == [primary]
 
 
 def test_a_model_without_weights_is_not_offered_as_an_endpoint(serve_plan):
