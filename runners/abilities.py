@@ -86,6 +86,12 @@ ABILITIES: dict[str, Ability] = {
         OWN,
         f"{_COMPRESS}/test_qmoe_job.py::test_experts_take_about_as_few_bits_as_their_entropy",
     ),
+    "sheared_llama": Ability(
+        "compress",
+        OWN,
+        f"{_COMPRESS}/test_shearing.py::"
+        "test_each_domains_loss_is_reported_before_pruned_and_after",
+    ),
     "model_pruning": Ability(
         "compress",
         OWN,

@@ -46,6 +46,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         for method in ("magnitude", "wanda", "sparsegpt")
     },
     "llm_pruner 20 %": {"method": "llm_pruner", "sparsity": 0.2},
+    "sheared_llama 20 %": {"method": "sheared_llama", "sparsity": 0.2},
     **{
         f"gguf {kind}": {"method": "gguf", "gguf_type": kind}
         for kind in ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0")

@@ -4,6 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, PositiveInt
 
+from runners.shear_options import Shear
+
 WeightDtype = Literal["fp32", "bf16", "fp16", "fp8", "int8", "int4"]
 QUANTISED_DTYPES: tuple[WeightDtype, ...] = ("int8", "fp8", "int4")
 NF4_BLOCK = 64  # weights per scale, fixed by bitsandbytes
@@ -11,7 +13,7 @@ NF4_BITS = 4
 CompressMethod = Literal[
     "bf16", "int8", "int8_dynamic", "fp8", "nf4", "rtn", "gptq", "quantease", "awq",
     "smoothquant", "fptq", "norm_tweaking", "finequant", "magnitude", "wanda", "sparsegpt",
-    "llm_pruner", "qmoe", "gguf",
+    "llm_pruner", "sheared_llama", "qmoe", "gguf",
 ]  # fmt: skip
 # Q4_K_M and Q5_K_M are mixtures, as llama.cpp makes them.
 GgufType = Literal["F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0"]
@@ -23,7 +25,7 @@ LIBRARY_DTYPES: dict[str, WeightDtype] = {
     "fp8": "fp8",
     "nf4": "int4",
 }
-STRUCTURAL_METHODS = ("llm_pruner",)  # need the gradients of the whole model
+STRUCTURAL_METHODS = ("llm_pruner", "sheared_llama")  # need the gradients of the whole model
 TERNARY_METHODS = ("qmoe",)  # experts alone
 PRUNING_METHODS = ("magnitude", "wanda", "sparsegpt")
 SELF_SIZED_METHODS = ("finequant",)  # groups of a matrix's own, no smaller than the group size
@@ -59,6 +61,7 @@ class CompressOptions(BaseModel):
     tweak_learning_rate: float = Field(default=1e-3, gt=0.0, le=0.1)
     least_gain: float = Field(default=0.15, gt=0.0, lt=1.0)
     gguf_type: GgufType = "Q8_0"
+    shear: Shear = Shear()
     sparsity: float = Field(default=0.5, gt=0.0, lt=1.0)
     pattern: Literal["unstructured", "2:4"] = "unstructured"
     calibration_tokens: PositiveInt = Field(default=16_384, le=10_000_000)
@@ -175,6 +178,8 @@ class CompressOptions(BaseModel):
             told |= {"group_size": self.group_size} if self.has_groups else {}
         elif self.is_structural:
             told |= {"sparsity": self.sparsity}
+            if self.method == "sheared_llama":
+                told = {"sparsity": self.sparsity, **self.shear.model_dump(exclude_none=True)}
         else:
             told |= {"pattern": self.pattern}
             told |= {"sparsity": self.sparsity} if self.pattern == "unstructured" else {}

@@ -35,7 +35,7 @@ GROUPED_METHODS = frozenset({"gptq", "awq"})
 ROUNDED_METHODS = frozenset({"gptq", "awq", "aqlm", "vptq", "nf4"})
 PRUNING_METHODS = frozenset({"sparsegpt", "wanda"})
 # Methods whose own tables the catalog lacks: rounding's or GPTQ's do not speak for them.
-UNTABLED_METHODS = frozenset({"norm_tweaking", "finequant", "quantease", "qmoe"})
+UNTABLED_METHODS = frozenset({"norm_tweaking", "finequant", "quantease", "qmoe", "sheared_llama"})
 NAMED_METHODS = GROUPED_METHODS | PRUNING_METHODS | UNTABLED_METHODS | frozenset(SCHEME_BY_METHOD)
 DEFAULT_SPARSITY = 0.5
 BITS: dict[str, int] = {"int4": 4, "nf4": 4, "int8": 8}

@@ -35,6 +35,7 @@ CompressMethod = Literal[
     "quantease",
     "qmoe",
     "llm_pruner",
+    "sheared_llama",
 ]
 
 

@@ -270,7 +270,8 @@ class _Job:
         setting, recipe = self.setting, self.recipe
         layers = setting.model.num_hidden_layers
         layer = setting.counts.layer_linear / layers
-        by_layers = recipe.is_calibrated and not self.own_memory
+        trained = setting.counts.total * recipe.trained_bytes
+        by_layers = recipe.is_calibrated and not self.own_memory and not trained
         kept = 2 * self.tokens * setting.model.hidden_size * setting.activation_element_bytes
         tuned = recipe.tuned_bytes > 0
         stays = kept if tuned or not by_layers else 0.0
@@ -286,7 +287,9 @@ class _Job:
         held = {
             "weights": layer * setting.plain_element_bytes if by_layers else self.source,
             "activations": stays + self._working(tuned=tuned),
-            "buffers": hessians or layer * (recipe.tuned_bytes or setting.plain_element_bytes),
+            "buffers": hessians
+            or trained
+            or layer * (recipe.tuned_bytes or setting.plain_element_bytes),
             "runtime_overhead": setting.engine.runtime_overhead_bytes * setting.factor("memory"),
         }
         return MemoryUse(

@@ -27,13 +27,15 @@ COMPRESS_METHODS: dict[str, CompressMethod] = {
     "fptq": "fptq",
     "sparsegpt": "sparsegpt",
     "llm_pruner": "llm_pruner",
+    "sheared_llama": "sheared_llama",
     "qmoe": "qmoe",
 }
 # Those that round to as many bits as they are told.
 CODED_METHODS = ("gptq", "norm_tweaking", "quantease", "awq", "finequant", "fptq")
 GGUF_TYPES: dict[int, GgufType] = {4: "Q4_K_M", 8: "Q8_0"}
 GROUPED_METHODS = ("int4_weight_only", "nf4", *CODED_METHODS)  # weights share a scale
-PRUNING_METHODS = ("sparsegpt", "llm_pruner")
+STRUCTURAL_METHODS = ("llm_pruner", "sheared_llama")
+PRUNING_METHODS = ("sparsegpt", *STRUCTURAL_METHODS)
 
 
 def compress_spec(draft: Draft, model: ModelRef) -> CompressSpec:
@@ -79,10 +81,10 @@ def _zeros(values: dict[str, Any]) -> dict[str, Any]:
     chosen = values.get("sparsity") or USUAL_SPARSITY
     if chosen != PATTERN:
         return {"sparsity": int(chosen) / 100}
-    if values["method"] == "llm_pruner":
+    if values["method"] in STRUCTURAL_METHODS:
         raise DraftProblem(
-            "LLM-Pruner removes whole heads and channels, not two of each four weights. Choose "
-            "a share.",
+            f"{METHOD_WORDS[values['method']]} removes whole heads and channels, not two of each "
+            "four weights. Choose a share.",
             "sparsity",
         )
     return {"pattern": PATTERN}

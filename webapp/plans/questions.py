@@ -23,7 +23,7 @@ from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
 from webapp.modelhub.shapes import catalog_shape, shape_of
 from webapp.plans.completeness import refuse_incomplete
-from webapp.plans.compressing import CODED_METHODS, bits_of
+from webapp.plans.compressing import CODED_METHODS, PRUNING_METHODS, bits_of
 from webapp.plans.errors import DraftProblem
 from webapp.plans.models import Plan
 from webapp.plans.sharing import TRAININGS, WHOLE_COPIES, cluster_for_pool, pool_of
@@ -32,7 +32,7 @@ Draft = dict[str, Any]
 
 SLO_SECONDS = {"chat": (1.0, 0.05), "code": (0.5, 0.03)}  # first token, each further token
 GROUPED_BITS = 4
-BITS = {"int8_weight_only": 8, "int8_dynamic": 8, "sparsegpt": 16, "llm_pruner": 16}
+BITS = {"int8_weight_only": 8, "int8_dynamic": 8} | dict.fromkeys(PRUNING_METHODS, 16)
 OWN_FORMATS = ("fp8", "qmoe")  # their bits are no whole number's
 # Hardware that is only thought of is planned with the engine that people run there.
 GENERATE_FIELDS = ("batch_size", "input_tokens", "output_tokens")  # what the planner asks

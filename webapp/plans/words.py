@@ -34,6 +34,7 @@ METHOD_WORDS = {
     "norm_tweaking": "norm tweaking",
     "finequant": "FineQuant",
     "llm_pruner": "LLM-Pruner",
+    "sheared_llama": "Sheared LLaMA",
     "qmoe": "QMoE",
     "autoround": "AutoRound",
     "sparsegpt": "SparseGPT",

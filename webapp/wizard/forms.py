@@ -75,6 +75,7 @@ COMPRESSIONS = [
     ("fptq", "FPTQ: 8-bit activations as well"),
     ("sparsegpt", "SparseGPT: single weights to zero"),
     ("llm_pruner", "LLM-Pruner: whole heads and channels removed"),
+    ("sheared_llama", "Sheared LLaMA: a smaller shape by learnt masks, then trained on"),
     ("qmoe", "QMoE: ternary experts in an entropy code, for sparse models"),
 ]
 CODE_BITS = [(str(bits), f"{bits} bits") for bits in (4, 3, 2, 8)]

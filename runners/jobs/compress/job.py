@@ -19,6 +19,7 @@ from runners.jobs.compress.gguf_export import check_gguf, export_gguf
 from runners.jobs.compress.layerwise import check_folder, compress_folder
 from runners.jobs.compress.qmoe import by_ternary, check_sparse
 from runners.jobs.compress.results import format_of
+from runners.jobs.compress.shearing import by_shearing, check_shearable
 from runners.jobs.compress.whole_model import by_library, by_structure, check_structure, load_whole
 from runners.jobs.evaluation import Perplexity, perplexity_ratio
 from runners.jobs.generation import Workload
@@ -70,6 +71,7 @@ Check = Callable[[Path, CompressSpec, Job], None]
 Compress = Callable[[Path, Path, CompressSpec, Stages, Job], Compressed]
 WAYS: Mapping[str, tuple[Check | None, Compress]] = {
     "layerwise": (check_folder, compress_folder),
+    "shear": (check_shearable, by_shearing),
     "structure": (check_structure, by_structure),
     "gguf": (check_gguf, export_gguf),
     "ternary": (check_sparse, by_ternary),
@@ -114,6 +116,8 @@ def _run(job: Job, spec: CompressSpec, source: Path, saved: Path) -> None:
 
 def way_of(spec: CompressSpec) -> str:
     """Return how a method goes about a model, a name of ``WAYS``."""
+    if spec.method == "sheared_llama":
+        return "shear"
     if spec.is_structural:
         return "structure"
     if spec.is_ternary:
@@ -205,10 +209,12 @@ HOW_LAYERWISE = {
     "wanda": "Wanda (own code): weights of least size times input norm set to zero, by row",
     "sparsegpt": "SparseGPT (own code): pruned by block, the error passed on",
 }
-HOW_STRUCTURE = (
-    "LLM-Pruner (own code): the groups of heads and the channels of least |weight x gradient| "
-    "removed, as many in each layer; not tuned afterwards"
-)
+HOW_STRUCTURE = {
+    "llm_pruner": "LLM-Pruner (own code): the groups of heads and the channels of least |weight x "
+    "gradient| removed, as many in each layer; not tuned afterwards",
+    "sheared_llama": "Sheared LLaMA (own code): layers, heads, hidden units and channels removed "
+    "by learnt masks, then trained on, with more text of the domains that are further behind",
+}
 HOW_TERNARY = (
     "QMoE (own code): each expert's rows to their least value, zero and their largest, the error "
     "passed on by column; rANS code on disk, decoded to bf16 when loaded; all else bf16"
@@ -227,7 +233,7 @@ def how(spec: CompressSpec) -> str:
         stored = PACKED.format(format_of(spec)) if spec.is_packed else PLAIN
         return HOW_LAYERWISE[spec.method] + stored
     if spec.is_structural:
-        return HOW_STRUCTURE
+        return HOW_STRUCTURE[spec.method]
     if spec.is_ternary:
         return HOW_TERNARY
     if spec.is_exported:

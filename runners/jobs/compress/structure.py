@@ -32,7 +32,7 @@ def kept_of(config: PretrainedConfig, share: float) -> Kept:
     Raises:
         BadInputError: the model is too small to lose that share evenly.
     """
-    channels, heads = int(config.intermediate_size), _key_value_heads(config)
+    channels, heads = int(config.intermediate_size), key_value_heads(config)
     multiple = min(CHANNEL_MULTIPLE, channels)
     kept = Kept(
         max(multiple, round(channels * (1 - share) / multiple) * multiple),
@@ -67,7 +67,7 @@ def taylor_scores(model: PreTrainedModel, calibration: torch.Tensor, at_once: in
 def prune(model: PreTrainedModel, scores: Scores, kept: Kept) -> None:
     """Cut the model and its config down to the groups of the highest scores."""
     config = model.config
-    heads, groups = int(config.num_attention_heads), _key_value_heads(config)
+    heads, groups = int(config.num_attention_heads), key_value_heads(config)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
     for prefix, layer in _layers(model):
         own = {n.removeprefix(prefix): each for n, each in scores.items() if n.startswith(prefix)}
@@ -83,8 +83,8 @@ def _cut_channels(layer: torch.nn.Module, scores: Scores, count: int) -> None:
     gate, up, down = (scores[f"mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
     stay = _highest(gate.sum(dim=1) + up.sum(dim=1) + down.sum(dim=0), count)
     for name in ("gate", "up"):
-        _keep(layer, f"mlp.{name}_proj", stay, 0)
-    _keep(layer, "mlp.down_proj", stay, 1)
+        keep(layer, f"mlp.{name}_proj", stay, 0)
+    keep(layer, "mlp.down_proj", stay, 1)
 
 
 def _cut_heads(
@@ -96,13 +96,13 @@ def _cut_heads(
     stay = _highest(
         torch.stack([each.view(groups, -1).sum(dim=1) for each in (q, k, v, o)]).sum(dim=0), count
     )
-    shared = _spread(stay, head_dim)
-    own = _spread(stay, queries * head_dim)
+    shared = spread(stay, head_dim)
+    own = spread(stay, queries * head_dim)
     for name, places, side in (("q", own, 0), ("k", shared, 0), ("v", shared, 0), ("o", own, 1)):
-        _keep(layer, f"self_attn.{name}_proj", places, side)
+        keep(layer, f"self_attn.{name}_proj", places, side)
 
 
-def _keep(layer: torch.nn.Module, name: str, places: torch.Tensor, side: int) -> None:
+def keep(layer: torch.nn.Module, name: str, places: torch.Tensor, side: int) -> None:
     """Keep some rows (side 0) or columns of a linear layer, and the bias of its rows."""
     linear = layer.get_submodule(name)
     assert isinstance(linear, torch.nn.Linear)  # noqa: S101 - the names are those of the scores
@@ -116,7 +116,7 @@ def _highest(scores: torch.Tensor, count: int) -> torch.Tensor:
     return torch.topk(scores, count).indices.sort().values
 
 
-def _spread(groups: torch.Tensor, width: int) -> torch.Tensor:
+def spread(groups: torch.Tensor, width: int) -> torch.Tensor:
     """Return the places that groups of ``width`` take."""
     return (groups[:, None] * width + torch.arange(width, device=groups.device)).flatten()
 
@@ -128,5 +128,6 @@ def _layers(model: PreTrainedModel) -> list[tuple[str, torch.nn.Module]]:
     ]
 
 
-def _key_value_heads(config: PretrainedConfig) -> int:
+def key_value_heads(config: PretrainedConfig) -> int:
+    """Return the heads of keys and values, which are all heads where none are shared."""
     return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)

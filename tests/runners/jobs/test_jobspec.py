@@ -90,6 +90,7 @@ def test_a_quantisation_that_was_stored_before_reads_as_a_compression(dtype, met
         ({"method": "fptq"}, "int4", "fptq 4 bit, 8 bit activations"),
         ({"method": "norm_tweaking", "bits": 2}, "int4", "norm_tweaking 2 bit"),
         ({"method": "fp8"}, "fp8", "fp8"),
+        ({"method": "sheared_llama", "sparsity": 0.2}, "bf16", "sheared_llama 20%"),
         ({"method": "qmoe"}, "int4", "QMoE, ternary experts"),
         ({"method": "int8_dynamic"}, "int8", "int8, 8 bit activations"),
         ({"method": "gguf", "gguf_type": "Q4_0"}, "bf16", "GGUF Q4_0"),

@@ -163,6 +163,7 @@ def test_compressing_layer_by_layer_asks_the_host_for_the_method(demo_plan, trai
         ({"method": "sparsegpt", "sparsity": "2:4"}, {"pattern": "2:4"}),
         ({"method": "llm_pruner", "sparsity": "20"}, {"sparsity": 0.2}),
         ({"method": "llm_pruner", "sparsity": None}, {"sparsity": 0.5}),
+        ({"method": "sheared_llama", "sparsity": "20"}, {"sparsity": 0.2}),
     ],
 )
 def test_bits_and_what_goes_reach_the_host(demo_plan, trained, chosen, expected):

@@ -163,6 +163,8 @@ loader reads a sparse store: their saving on disk is still to come.
 - Magnitude, Wanda, SparseGPT: single weights to zero, a share of them or two of each four.
 - LLM-Pruner: whole heads with the keys they share and whole channels go, as many in each layer.
   The model is not tuned afterwards; fine-tune what is left to recover more.
+- Sheared LLaMA, at small scale: layers, heads, hidden units and channels by learnt masks, down to
+  one shape; then 160 steps of training with code and prose drawn by how far each is behind.
 - QMoE: the experts of a sparse model as three values a row in an entropy code, everything else in
   16 bit. The job says how many bits a weight takes and the least that its entropy allows; experts
   are decoded when the model is loaded, so memory is that of 16 bit. The demo has no experts, hence

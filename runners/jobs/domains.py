@@ -1,0 +1,106 @@
+"""Text in domains, drawn by weights that follow how far each domain's loss is behind.
+
+Source: Xia et al. 2023 (Sheared LLaMA), arXiv:2310.06694, section 2.2, algorithm 1.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from runners.jobs.corpus import Corpus, Document
+from runners.jobs.runtime import BadInputError
+from runners.jobs.tokenizer import TokenIds, tokenized
+
+CODE, PROSE = "code", "prose"
+VALIDATION_ONE_IN = 8  # of a domain's text, its end, which no step is drawn from
+VALIDATION_SEQUENCES = 8
+Losses = Mapping[str, float]
+
+
+def domain_of(document: Document) -> str:
+    """Return a document's domain: Python files are code, licences and manuals prose."""
+    return CODE if document.name.startswith("python/") else PROSE
+
+
+class Domains:
+    """The host's text by domain, and the weights by which batches are drawn from it."""
+
+    def __init__(self, texts: Mapping[str, TokenIds], length: int, seed: int) -> None:
+        """Begin with weights in proportion to each domain's text.
+
+        Raises:
+            BadInputError: a domain has too little text for one sequence to learn and one to judge.
+        """
+        self._length = length
+        self._random = np.random.default_rng(seed)
+        self._train: dict[str, TokenIds] = {}
+        self._validation: dict[str, torch.Tensor] = {}
+        for name, ids in texts.items():
+            begin = len(ids) - max(len(ids) // VALIDATION_ONE_IN, length)
+            if begin <= length:
+                msg = f"the {name} text of this host has {len(ids)} tokens: too few to learn from"
+                raise BadInputError(msg)
+            self._train[name] = ids[:begin]
+            self._validation[name] = _spread(ids[begin:], length)
+        sizes = np.array([len(each) for each in self._train.values()], dtype=np.float64)
+        self.weights: dict[str, float] = dict(
+            zip(self._train, (sizes / sizes.sum()).tolist(), strict=True)
+        )
+
+    def batch(self, count: int) -> torch.Tensor:
+        """Return sequences [count, length], each of a domain drawn by its weight."""
+        names = list(self.weights)
+        drawn = self._random.choice(len(names), size=count, p=list(self.weights.values()))
+        return torch.from_numpy(np.stack([self._piece(names[each]) for each in drawn]))
+
+    def _piece(self, name: str) -> npt.NDArray[np.int64]:
+        ids = self._train[name]
+        at = int(self._random.integers(0, len(ids) - self._length))
+        piece: npt.NDArray[np.int64] = np.asarray(ids[at : at + self._length], dtype=np.int64)
+        return piece
+
+    @torch.no_grad()
+    def losses(self, model: PreTrainedModel) -> dict[str, float]:
+        """Return the model's loss, in nats a token, on each domain's validation text."""
+        found = {}
+        for name, ids in self._validation.items():
+            here = ids.to(model.device)
+            found[name] = float(model(here, labels=here, use_cache=False).loss)
+        return found
+
+    def follow(self, losses: Losses, reference: Losses) -> None:
+        """Draw more of each domain whose loss is further above its reference."""
+        grown = {
+            name: weight * math.exp(max(0.0, losses[name] - reference[name]))
+            for name, weight in self.weights.items()
+        }
+        total = sum(grown.values())
+        self.weights = {name: weight / total for name, weight in grown.items()}
+
+
+def domains_of(
+    corpus: Corpus,
+    tokenizer: PreTrainedTokenizerFast,
+    cache_dir: Path,
+    length: int,
+    seed: int,
+) -> Domains:
+    """Return the host's training text by domain; what jobs are judged on is not among it."""
+    texts = {}
+    for name in (CODE, PROSE):
+        own = [each for each in corpus.train if domain_of(each) == name]
+        texts[name] = tokenized(tokenizer, own, f"{corpus.digest}/train/{name}", cache_dir)
+    return Domains(texts, length, seed)
+
+
+def _spread(ids: TokenIds, length: int) -> torch.Tensor:
+    """Return pieces [count, length] that lie evenly over a text."""
+    count = min(VALIDATION_SEQUENCES, len(ids) // length)
+    starts = np.linspace(0, len(ids) - length, count).astype(int)
+    pieces = np.stack([np.asarray(ids[at : at + length], dtype=np.int64) for at in starts])
+    return torch.from_numpy(pieces)
