@@ -9,8 +9,10 @@ from webapp.charts.figures import Figure, Prediction, against, template
 from webapp.charts.plotted import Plotted
 from webapp.charts.svg import frame
 from webapp.core.display import quantity
+from webapp.core.units import number
 
 HEADROOM = 1.08
+DIGITS = 2  # more do not fit beside the picture
 WHISKER = 3.0  # half the width of a point's mark on the picture
 CHARTS = tuple(
     replace(chart, key=f"sweep-{chart.key}", metric=f"sweep_{chart.metric}", title=title)
@@ -50,6 +52,8 @@ class SweepChart(Plotted):
     def picture(self) -> dict[str, Any]:
         """Return the parts of the inline SVG, each measured point with its interval as a bar."""
         parts, box = super().picture, frame(self.figure)
+        for level, share in zip(parts["levels"], (0, 1 / 3, 2 / 3, 1), strict=True):
+            level["text"] = number(share * box.y1, DIGITS)
         scale = self.chart.scale
         for each in self.measured:
             x, y = box.x(each.point), box.y(each.value * scale)

@@ -18,6 +18,7 @@ from webapp.jobs.models import Artefact, Job
 
 CURVE = "under_load"  # where a job's prediction keeps the plan's curve
 CALLERS = {"closed": "clients", "open": "requests a second", "burst": "requests at once"}
+CALLER = {"closed": "client", "open": "request a second", "burst": "request"}
 KINDS = {
     "closed": "Clients who ask again as soon as they are answered",
     "open": "Requests at random instants",
@@ -76,6 +77,16 @@ class UnderLoad:
     def callers(self) -> str:
         """Return what the points count."""
         return CALLERS[self.report.arrivals]
+
+    @property
+    def notes(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Return what to beware of at each point that has such, with the point in words."""
+        one = CALLER[self.report.arrivals]
+        return [
+            (f"{line.point} {one if line.point == '1' else self.callers}", line.notes)
+            for line in self.lines
+            if line.notes
+        ]
 
     @property
     def kind(self) -> str:
@@ -191,6 +202,7 @@ class ClassLine(NamedTuple):
     name: str
     measured: str
     predicted: str
+    bound: str
 
 
 @dataclass(frozen=True)
@@ -250,10 +262,11 @@ def _phase(report: ProfileReport, phase: Phase, said: Mapping[str, float]) -> Ph
 
 def _bars(rows: list[OperatorRow], total: float) -> list[Bar]:
     """Return the largest operators, each over all its shapes, as bars."""
-    sums: dict[tuple[str, str], float] = {}
+    sums: dict[str, float] = {}
+    bounds: dict[str, str] = {}  # of the longest of a name: rows come longest first
     for row in rows:
-        key = (row.name, row.bound)
-        sums[key] = sums.get(key, 0.0) + row.seconds
+        sums[row.name] = sums.get(row.name, 0.0) + row.seconds
+        bounds.setdefault(row.name, row.bound)
     largest = sorted(sums.items(), key=lambda item: -item[1])[:MAX_BARS]
     room, longest = BARS_WIDTH - LABEL_WIDTH - VALUE_WIDTH, largest[0][1]
     return [
@@ -263,9 +276,9 @@ def _bars(rows: list[OperatorRow], total: float) -> list[Bar]:
             y=at * BAR_HEIGHT + 4.0,
             text_y=at * BAR_HEIGHT + 14.0,
             width=round(max(1.0, room * seconds / longest), 1),
-            bound=bound.replace("_", "-"),
+            bound=bounds[name].replace("_", "-"),
         )
-        for at, ((name, bound), seconds) in enumerate(largest)
+        for at, (name, seconds) in enumerate(largest)
     ]
 
 
@@ -279,6 +292,7 @@ def _classes(
             BOUND_WORDS.get(name, name),
             percent(measured.get(name, 0.0) / total),
             percent(said.get(name, 0.0) / whole) if whole else "",
+            name.replace("_", "-"),
         )
         for name in names
     ]

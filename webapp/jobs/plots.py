@@ -60,7 +60,8 @@ def draw(job: Job, *, is_complete: bool = False, part: Attempt | None = None) ->
     found = read_series(attempt.pk, [chart.metric for chart in charts], points=MAX_POINTS)
     series = {each.metric: series_of(each) for each in found}
     span = span_ms(job, series.values())
-    said = {} if attempt.node_rank else predictions(job)  # what was predicted is of the whole
+    # What was predicted is of the whole; under load it is of one point among several.
+    said = {} if attempt.node_rank or job.spec.get("load") else predictions(job)
     return [
         _draw(chart, series.get(chart.metric) or Series(chart.metric), span, said)
         for chart in charts
@@ -113,6 +114,8 @@ def _ms(instant: datetime) -> int:
 
 def latest_values(job: Job, drawn: Iterable[Drawn]) -> dict[str, float]:
     """Return what a running job measured so far, by the names of the prediction."""
+    if job.spec.get("load"):
+        return {}  # one point after the other, each with figures of its own
     found = {
         each.chart.predicted: so_far(each.series, is_peak=each.chart.unit == "bytes")
         for each in drawn

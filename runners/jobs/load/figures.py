@@ -19,6 +19,13 @@ LATE_SECONDS = 0.005
 LATE_SHARE = 0.1  # of the mean time to the first token
 KEPT_UP = 0.9  # of the requests that came each second
 WIDE = 0.2  # of the mean, on either side
+WORDS = {
+    "tokens_per_second": "tokens a second",
+    "requests_per_second": "requests a second",
+    "ttft_seconds": "time to first token",
+    "tpot_seconds": "time per token",
+    "latency_seconds": "whole answer",
+}
 
 
 def row_of(
@@ -133,7 +140,8 @@ def _spread(
         if high - low > 2 * WIDE * abs(measured[name])
     ]
     if wide:
-        yield f"repetitions differ by more than {WIDE:.0%} in {', '.join(wide)}"
+        told = ", ".join(WORDS[name] for name in wide)
+        yield f"repetitions differ by more than {WIDE:.0%} in {told}"
 
 
 def _lateness(repetitions: Sequence[Repetition], measured: dict[str, float]) -> Iterable[str]:

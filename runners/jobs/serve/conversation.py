@@ -171,8 +171,10 @@ class Conversation:
         await send_part(send, STREAM_END, more=False)
 
     async def _send_chunk(self, send: Send, chunk: Document) -> None:
-        told = {**chunk, "usage": None} if self.order.asked.wants_usage else chunk
-        await send_part(send, event_of(told))
+        asked = self.order.asked
+        if asked.wants_usage:
+            chunk = {**chunk, "usage": self._used() if asked.counts_on else None}
+        await send_part(send, event_of(chunk))
 
     def _used(self) -> Document:
         written = sum(each.output_tokens for each in self.written)

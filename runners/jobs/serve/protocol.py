@@ -86,6 +86,7 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False  # as vLLM has it: each chunk counts what came so far
     include_obfuscation: bool = False  # a service's padding against listeners; never done
 
 
@@ -121,6 +122,11 @@ class Asked(BaseModel):
     def wants_usage(self) -> bool:
         """Return whether a stream ends with its token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def counts_on(self) -> bool:
+        """Return whether each chunk of a stream has the token counts so far."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
 
 class AskedCompletion(Asked):

@@ -104,4 +104,4 @@ def test_answers_that_ended_early_and_one_repetition_are_told():
 def test_repetitions_that_differ_are_told_with_the_figure():
     told = notes([answer(ttft=0.1)] * 20, [answer(ttft=0.4)] * 20)
 
-    assert "repetitions differ by more than 20% in ttft_seconds" in told
+    assert "repetitions differ by more than 20% in time to first token" in told

@@ -200,6 +200,26 @@ def test_what_the_model_cannot_hold_is_refused_with_the_limit(
         host.run_here(f"serve-refused-{next(iter(fields))}", spec, work)
 
 
+def test_each_token_is_sent_at_once():
+    async def option() -> int:
+        told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def accepted(_reader, writer) -> None:
+            found = writer.get_extra_info("socket")
+            told.set_result(found.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        door = listening(ServeSpec(model=RANDOM))
+        async with await asyncio.start_server(accepted, sock=door):
+            _, client = await asyncio.open_connection(*door.getsockname())
+            async with asyncio.timeout(60):
+                found = await told
+            client.close()
+            return found
+
+    assert asyncio.run(option()) == 1
+
+
 def test_a_port_that_somebody_has_is_refused_by_its_number():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -76,6 +76,25 @@ def test_text_ends_before_a_stop_string(client, stream):
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
+def test_a_stream_counts_its_tokens_in_each_chunk_where_it_is_asked_to(client):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+
+    chunks = list(complete(client, max_tokens=8, stream=True, stream_options=options))
+
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1] <= 8
+
+
+def test_an_answer_that_ignores_the_end_of_text_takes_all_its_tokens(client):
+    prompts = [f"def f{at}(" for at in range(8)]
+
+    for each in prompts:
+        found = complete(client, each, max_tokens=24, extra_body={"ignore_eos": True})
+        assert found.usage.completion_tokens == 24
+        assert found.choices[0].finish_reason == "length"
+
+
 def test_the_same_seed_draws_the_same_text_and_another_one_another(client):
     def drawn(seed):
         return complete(client, temperature=1.5, top_p=0.95, seed=seed).choices[0].text
