@@ -16,6 +16,7 @@ from webapp.plans.compressing import (
     GROUPED_METHODS,
     PATTERN,
     PRUNING_METHODS,
+    STRUCTURAL_METHODS,
 )
 from webapp.wizard.fields import (
     ConfigJson,
@@ -328,8 +329,8 @@ class CompressForm(StepForm):
     def clean(self) -> dict[str, Any]:
         """Refuse a pattern of single weights where whole channels go."""
         values = super().clean() or self.cleaned_data
-        if values.get("method") == "llm_pruner" and values.get("sparsity") == PATTERN:
-            self.add_error("sparsity", "LLM-Pruner removes whole heads. Choose a share.")
+        if values.get("method") in STRUCTURAL_METHODS and values.get("sparsity") == PATTERN:
+            self.add_error("sparsity", "This method removes whole heads. Choose a share.")
         return values
 
 

@@ -96,3 +96,16 @@ def test_figures_carry_their_units(monkeypatch, tmp_path):
 
     assert found == [("rtn: disk_bytes", 7.0, "bytes"), ("rtn: perplexity", 3.0, "")]
     assert json.dumps(found)
+
+
+def test_rows_that_are_kept_take_the_place_of_those_before(monkeypatch, tmp_path):
+    again = [compress_bench.Row(name, dict(each)) for name, each in stored().items()]
+    again[1].measured["perplexity"] = 4321.0
+    monkeypatch.setattr(compression, "rows", lambda _folder, _seconds: iter(again))
+    monkeypatch.setattr(compression, "RAW", tmp_path / "rows.jsonl")
+    monkeypatch.setattr(compression, "DOCS", tmp_path / "page.md")
+
+    list(compression.figures(tmp_path, is_kept=True))
+
+    assert stored()[again[1].name]["perplexity"] == 4321.0
+    assert "4321.00" in (tmp_path / "page.md").read_text()

@@ -106,11 +106,12 @@ def test_a_compression_keeps_its_bits_as_a_number_and_what_goes(walk):
     assert walker.plan.draft["workload"]["compress"]["sparsity"] == "20"
 
 
-def test_whole_heads_do_not_go_by_two_of_four(walk):
+@pytest.mark.parametrize("method", ["llm_pruner", "sheared_llama"])
+def test_whole_heads_do_not_go_by_two_of_four(walk, method):
     walker = walk()
     walker.press("goal", goal="compress")
 
-    page = walker.press("workload", method="llm_pruner", sparsity="2:4")
+    page = walker.press("workload", method=method, sparsity="2:4")
 
     assert "Choose a share" in str(page.context["form"].errors["sparsity"])
 

@@ -14,6 +14,7 @@ from runners.compress_bench import (
 )
 
 RAW = Path(__file__).parent / "data" / "compression.jsonl"
+DOCS = Path(__file__).parents[3] / "templates" / "docs" / "compression.md"
 TRAIN_SECONDS = 300.0
 METRICS = (  # of a row, with their unit
     ("compressed_bytes", "bytes"),
@@ -56,12 +57,21 @@ CLAIMS = (
 )
 
 
-def figures(folder: Path) -> Iterator[tuple[str, float, str]]:
-    """Measure every row anew and yield its figures with their units."""
+def figures(folder: Path, *, is_kept: bool = False) -> Iterator[tuple[str, float, str]]:
+    """Measure every row anew and yield its figures with their units.
+
+    With ``is_kept`` the rows and their page take the place of the kept ones, once all are there.
+    """
+    found: list[Row] = []
     for row in rows(folder, TRAIN_SECONDS):
+        found.append(row)
         for metric, unit in METRICS:
             if metric in row.measured:
                 yield f"{row.name}: {metric}", row.measured[metric], unit
+
+    if is_kept:
+        RAW.write_text("".join(f"{json.dumps(row)}\n" for row in found))
+        DOCS.write_text(page(stored()))
 
 
 def stored() -> dict[str, Mapping[str, float]]:
