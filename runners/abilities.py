@@ -181,6 +181,19 @@ ABILITIES: dict[str, Ability] = {
         "tests/runners/jobs/test_adapter_training.py::"
         "test_peft_opens_the_adapter_and_answers_as_the_merged_model",
     ),
+    **dict.fromkeys(
+        ("lightseq", "eet", "fused_kernels"),
+        Ability(
+            "generate",
+            "torch",
+            f"{_GENERATE}/test_compiled.py::test_a_compiled_step_writes_the_same",
+        ),
+    ),
+    "flash_attention": Ability(
+        "generate",
+        "torch",
+        f"{_TECHNIQUES}::test_either_attention_writes_the_same_and_is_named",
+    ),
     "cramming": Ability(
         "train", OWN, "tests/runners/jobs/test_trainer.py::test_it_ends_when_the_time_is_up"
     ),

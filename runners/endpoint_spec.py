@@ -41,6 +41,7 @@ class EndpointSettings(BaseModel):
     queue_limit: NonNegativeInt = Field(default=256, le=100_000)  # waiting; others are refused
     max_length: PositiveInt | None = None  # tokens of prompt and answer; None: the model's own
     kv_cache_tokens: PositiveInt | None = None  # None: every concurrent one at its longest
+    max_batch_tokens: PositiveInt = Field(default=512, le=1_048_576)  # prompts' share of a step
     host: IpAddress = LOOPBACK
     port: AnyPort = 0
     key_hashes: tuple[KeyHash, ...] = Field(default=(), max_length=16)

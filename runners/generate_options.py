@@ -14,10 +14,15 @@ class Option(BaseModel):
 
 
 class LayerStreaming(Option):
-    """Keep the first layers on the device and bring each other one there in every pass."""
+    """Keep the first layers on the device and bring each other one there in every pass.
+
+    With ``layers_from`` disk, as many of those as ``layers_in_host`` wait in host memory instead:
+    a policy's three places.
+    """
 
     method: Literal["stream"] = "stream"
     layers_resident: NonNegativeInt = 0
+    layers_in_host: NonNegativeInt = 0
     layers_from: Source = "disk"
     look_ahead: bool = True  # read the next layer while one computes
 

@@ -224,6 +224,7 @@ class FilePrompts(JobDocument):
 Prompts = Annotated[DemoPrompts | InlinePrompts | FilePrompts, Field(discriminator="source")]
 Batching = Literal["given", "sorted", "turbo", "packed", "continuous"]
 KvCache = Literal["plain", "fp8", "int4", "int2"]
+Attention = Literal["flash", "eager"]  # flash: the fused kernel that torch has for the device
 
 
 class PromptLookup(JobDocument):
@@ -256,6 +257,8 @@ class GenerateSpec(RunDocument):
     stop_at_end: bool = True  # False: exactly output_tokens each, as a plan has it
     batching: Batching = "given"
     kv_cache: KvCache = "plain"
+    attention: Attention = "flash"
+    compiled_step: bool = False  # decode by kernels that are compiled when the job starts
     speculation: Speculation | None = None  # then one prompt at a time
     offload: Offload | None = None
     split: Split | None = None  # None: one process
@@ -267,6 +270,9 @@ class GenerateSpec(RunDocument):
         if self.kv_cache != "plain" and (self.speculation or self.batching == "continuous"):
             msg = f"kv_cache {self.kv_cache} runs in padded or packed batches; choose plain"
             raise ValueError(msg)
+        if self.attention == "eager" and self.batching in {"packed", "continuous"}:
+            msg = f"batching {self.batching} attends with kernels of its own; attention is eager"
+            raise ValueError(msg)
         is_quantised = self.weight_dtype in QUANTISED_DTYPES
         if self.offload and (is_quantised or self.batching == "continuous"):
             msg = (
@@ -274,8 +280,26 @@ class GenerateSpec(RunDocument):
                 f"weight_dtype is {self.weight_dtype} and batching {self.batching}"
             )
             raise ValueError(msg)
+        self._check_compiled(is_quantised=is_quantised)
         self._check_split(is_quantised=is_quantised)
         return self
+
+    def _check_compiled(self, *, is_quantised: bool) -> None:
+        wrong = {
+            "weight_dtype": is_quantised and self.weight_dtype,
+            "batching": self.batching in ("packed", "continuous") and self.batching,
+            "kv_cache": self.kv_cache != "plain" and self.kv_cache,
+            "speculation": self.speculation and self.speculation.method,
+            "offload": self.offload and self.offload.method,
+            "split": self.split and self.split.method,
+        }
+        told = [f"{name} {value}" for name, value in wrong.items() if value]
+        if self.compiled_step and told:
+            msg = (
+                "compiled_step runs with fp32, bf16 or fp16 weights on one device in padded "
+                f"batches with a plain cache, not with {', '.join(told)}"
+            )
+            raise ValueError(msg)
 
     def _check_split(self, *, is_quantised: bool) -> None:
         if self.split is None:
@@ -284,6 +308,7 @@ class GenerateSpec(RunDocument):
             "weight_dtype": is_quantised and self.weight_dtype,
             "batching": self.batching in ("packed", "continuous") and self.batching,
             "kv_cache": self.kv_cache != "plain" and self.kv_cache,
+            "attention": self.attention == "eager" and self.attention,
             "speculation": self.speculation and self.speculation.method,
             "offload": self.offload and self.offload.method,
         }

@@ -30,6 +30,7 @@ KIND_PACKAGES = {
     "compress": ("accelerate", "compressed-tensors", "gguf"),
     "serve": ("uvicorn", "Jinja2"),
 }
+COMPILER = "g++"  # what torch.compile calls
 INSTALL = "Install what is missing on the host: pip install 'slipway[worker,gpu]'."
 
 
@@ -68,6 +69,7 @@ def _checks(needs: Needs, place: Place, library: probe.Library | None) -> Iterat
     yield _kind(needs)
     yield _packages(needs)
     yield _disk(place)
+    yield from _compiler(needs)
     if place.config.slurm:  # what the node has free is Slurm's to see to
         if needs.model is not None:
             yield _model(needs.model, place)
@@ -136,6 +138,19 @@ def _packages(needs: Needs) -> PreflightCheck:
     if missing:
         return _no("packages", f"Not installed here: {', '.join(missing)}.", INSTALL)
     return _yes("packages", ", ".join(f"{name} {version}" for name, version in found.items()))
+
+
+def _compiler(needs: Needs) -> Iterator[PreflightCheck]:
+    if not needs.compiles:
+        return
+    if found := shutil.which(COMPILER):
+        yield _yes("compiler", f"{COMPILER} is {found}.")
+        return
+    yield _no(
+        "compiler",
+        f"The job compiles its decode step, and this host has no {COMPILER}.",
+        f"Install {COMPILER} on the host, or launch without the compiled step.",
+    )
 
 
 def _version(name: str) -> str | None:

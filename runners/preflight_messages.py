@@ -17,6 +17,7 @@ class Needs(Message):
     model: FolderModel | ArtefactModel | None = Field(default=None, discriminator="source")
     gpus: tuple[str, ...] = ()  # uuids of the GPUs that it was given; none: every one there is
     ports: tuple[int, ...] = ()  # ports that it will listen on
+    compiles: bool = False  # it builds kernels when it starts
 
 
 class PreflightCheck(Message):

@@ -11,12 +11,12 @@ from runners.jobspec import ArtefactModel, DemoModel, EvaluateSpec, TrainSpec
 from runners.ratios import Ratio
 
 NAMES = (
-    "bf16", "int8", "nf4", "gptq 4 bit", "rtn 3 bit", "gptq 3 bit", "magnitude 50 %",
+    "bf16", "int8", "nf4", "gptq 4 bit", "rtn 2 bit", "gptq 2 bit", "magnitude 50 %",
     "sparsegpt 50 %",
 )  # fmt: skip
 STORED = {"int8": "int8", "nf4": "nf4", "gptq 4 bit": "GPTQ 4-bit", "sparsegpt 50 %": "SparseGPT"}
 BETTER = {  # the ratio -> which way should read worse, which better
-    "round-to-nearest / GPTQ perplexity, 3 bit": ("rtn 3 bit", "gptq 3 bit"),
+    "round-to-nearest / GPTQ perplexity, 2 bit": ("rtn 2 bit", "gptq 2 bit"),
     "magnitude / SparseGPT perplexity, half of the weights": ("magnitude 50 %", "sparsegpt 50 %"),
 }
 PERPLEXITY = "perplexity"

@@ -1,6 +1,7 @@
 """What a host looks at before it claims: this machine as it is, and GPUs in NVML's shape."""
 
 import importlib.metadata
+import shutil
 import socket
 import subprocess
 import sys
@@ -51,6 +52,17 @@ def test_more_memory_than_there_is_names_both_figures_and_the_gap(place):
     assert not check.ok
     assert check.figures["needed_bytes"] == needed > check.figures["available_bytes"] > 0
     assert check.remedy.startswith("Free ")
+
+
+@pytest.mark.parametrize("path", ["/usr/bin:/bin", "/nowhere"])
+def test_a_job_that_compiles_is_told_whether_there_is_a_compiler(place, monkeypatch, path):
+    monkeypatch.setenv("PATH", path)
+    is_there = shutil.which("g++") is not None
+
+    check = checked(Needs(kind="generate", compiles=True), place)["compiler"]
+
+    assert check.ok == is_there
+    assert "g++" in (check.sentence if is_there else check.remedy)
 
 
 def test_a_full_disk_says_what_a_job_starts_with(host_dir):

@@ -50,7 +50,7 @@ def test_rows_give_bytes_and_perplexity():
     found = {each.name: each for each in of_rows(dict.fromkeys(NAMES, judged(1.2, 1.1, 1.3)))}
 
     assert found["bf16 / int8 matrices"].value == 2.0
-    assert found["round-to-nearest / GPTQ perplexity, 3 bit"].value == 1.0
+    assert found["round-to-nearest / GPTQ perplexity, 2 bit"].value == 1.0
 
 
 def test_what_codes_would_take_counts_before_what_tensors_take():

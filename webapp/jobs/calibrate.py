@@ -129,6 +129,7 @@ def is_as_planned(spec: GenerateSpec) -> bool:
         and not spec.stop_at_end
         and spec.batching in WHOLE_BATCHES
         and spec.kv_cache == "plain"
+        and not spec.compiled_step
         and spec.speculation is None
         and spec.offload is None
         and spec.split is None

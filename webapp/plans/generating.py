@@ -8,7 +8,7 @@ from planner.cost.parameters import count_parameters
 from planner.specs.model import ModelSpec
 from planner.specs.strategy import Strategy
 from runners.compress_options import QUANTISED_DTYPES
-from runners.generate_options import ExpertCache, LayerStreaming, Source, Split
+from runners.generate_options import ExpertCache, LayerStreaming, Source
 from runners.jobspec import (
     DemoPrompts,
     FilePrompts,
@@ -19,6 +19,8 @@ from runners.jobspec import (
     RandomModel,
 )
 from webapp.plans.errors import DraftProblem
+from webapp.plans.options import cache_of
+from webapp.plans.sharing import split_of
 
 Draft = dict[str, Any]
 ROUNDING = 1e-9  # a share of 0.25 of eight layers leaves six, whatever floats say
@@ -28,8 +30,8 @@ def generate_spec(
     draft: Draft,
     model: ModelRef,
     weight_dtype: str,
+    strategy: Strategy,
     offload: LayerStreaming | ExpertCache | None = None,
-    split: Split | None = None,
 ) -> GenerateSpec:
     """Return the typed document that the host runs.
 
@@ -40,6 +42,7 @@ def generate_spec(
     """
     if offload is not None:
         _check_streamable(model, weight_dtype)
+    split = split_of(strategy)
     if split is not None:
         _check_divisible(model)
     values = draft["workload"]["generate"]
@@ -59,7 +62,9 @@ def generate_spec(
             "output_tokens": values["output_tokens"],
             "stop_at_end": bool(path),
             "batching": values.get("batching") or "given",
-            "kv_cache": values.get("kv_cache") or "plain",
+            "kv_cache": cache_of(strategy, str(values.get("kv_cache") or "")),
+            "attention": strategy.attention or "flash",
+            "compiled_step": values.get("decode_step") == "compiled",
             "speculation": PromptLookup() if values.get("guessing") == "lookup" else None,
             "offload": offload,
             "split": split,
@@ -94,8 +99,10 @@ def offload_of(strategy: Strategy, shape: ModelSpec) -> LayerStreaming | ExpertC
     place: Source = "disk" if offload.weights_disk > 0 else "host_memory"
     if shape.num_experts:
         return _expert_cache(shape, share, place)
-    stays = int(shape.num_hidden_layers * (1.0 - share) + ROUNDING)
-    return LayerStreaming(layers_resident=stays, layers_from=place)
+    layers = shape.num_hidden_layers
+    stays = int(layers * (1.0 - share) + ROUNDING)
+    in_host = int(layers * offload.weights_cpu + ROUNDING) if place == "disk" else 0
+    return LayerStreaming(layers_resident=stays, layers_in_host=in_host, layers_from=place)
 
 
 def _expert_cache(shape: ModelSpec, share: float, place: Source) -> ExpertCache:

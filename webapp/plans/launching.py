@@ -35,11 +35,12 @@ from webapp.plans.errors import DraftProblem
 from webapp.plans.generating import generate_spec, is_weights_only, offload_of
 from webapp.plans.measuring import Measuring, usual_points
 from webapp.plans.models import Plan
+from webapp.plans.options import check_serving
 from webapp.plans.planning import current_answer, plan_keep
 from webapp.plans.predicting import prediction_of
 from webapp.plans.questions import Question, draft_shape, question_of
 from webapp.plans.serving import EndpointWish, serve_spec
-from webapp.plans.sharing import Spread, check_model, policy_of, split_of, spread_of
+from webapp.plans.sharing import Spread, check_model, policy_of, spread_of
 from webapp.plans.training import needs_weights, train_spec
 from webapp.plans.wishes import NOTHING_MORE, Wish, quota_note
 from webapp.plans.words import model_words, plan_title
@@ -140,7 +141,7 @@ def launch_of(
     shape = draft_shape(plan)
     spec = _spec(plan.draft, model, best, shape)
     if endpoint is not None:
-        spec = _endpoint_spec(plan, question, spec, endpoint)
+        spec = _endpoint_spec(plan, question, spec, endpoint, best)
     elif isinstance(spec, BenchmarkSpec):
         spec = _measured_spec(spec, measuring)
     if isinstance(spec, TrainSpec):
@@ -281,16 +282,16 @@ def _spec(
     if goal == "compress":
         return _compress_spec(draft, model)
     if goal == "serve":
+        check_serving(best.strategy)
         return _benchmark_spec(draft, model, best)
     if goal == "generate":
         offload = offload_of(best.strategy, shape) if shape else None
-        split = split_of(best.strategy)
-        return generate_spec(draft, model, _runnable_dtype(best), offload, split)
+        return generate_spec(draft, model, _runnable_dtype(best), best.strategy, offload)
     return train_spec(draft, model, best)
 
 
 def _endpoint_spec(
-    plan: Plan, question: Question, spec: ModelSpec, wish: EndpointWish
+    plan: Plan, question: Question, spec: ModelSpec, wish: EndpointWish, best: PlannedStrategy
 ) -> ServeSpec:
     """Return a serve plan's measurement as an endpoint of the same model and weights."""
     if not isinstance(spec, BenchmarkSpec):
@@ -301,6 +302,7 @@ def _endpoint_spec(
         "name": _model_name(plan.draft, question.team_model),
         "weight_dtype": spec.weight_dtype,
         "positions": shape.max_position_embeddings if shape else None,
+        "max_batch_tokens": best.strategy.max_batch_tokens,
     }
     return serve_spec(plan.draft, spec.model, fields, wish)
 

@@ -48,9 +48,9 @@ def serve_spec(
 ) -> ServeSpec:
     """Return the typed document that the host runs.
 
-    ``fields``: ``name``, ``weight_dtype`` and ``positions``, the model's longest sequence if
-    it is known. Pages are reserved for what the plan has at once, at least for one request at
-    its longest.
+    ``fields``: ``name``, ``weight_dtype``, ``positions``, the model's longest sequence if it is
+    known, and ``max_batch_tokens``, those of a step if the plan says so. Pages are reserved for
+    what the plan has at once, at least for one request at its longest.
     """
     values = draft["workload"]["serve"]
     planned = values["input_tokens"] + values["output_tokens"]
@@ -59,6 +59,8 @@ def serve_spec(
         longest = min(int(positions), max(planned, ROOM_TOKENS))
         together = values["concurrency"] * min(planned, longest)
         limits = {"max_length": longest, "kv_cache_tokens": max(longest, together)}
+    if step := fields["max_batch_tokens"]:
+        limits["max_batch_tokens"] = int(step)
     return ServeSpec.model_validate(
         {
             "model": model,

@@ -245,6 +245,12 @@ class GenerateForm(StepForm):
         required=False,
         help_text="The text stays the same; the job shows how many guesses were right",
     )
+    decode_step = forms.ChoiceField(
+        label="Decode step",
+        choices=[("", "As it is"), ("compiled", "Compiled when the job starts")],
+        required=False,
+        help_text="Minutes before the first batch, then quicker; needs g++ on the host",
+    )
 
     def clean_prompts_path(self) -> str:
         """Refuse a path that climbs."""

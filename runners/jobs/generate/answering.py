@@ -1,11 +1,12 @@
 """How the open prompts are answered: in padded or packed batches, continuously, or one by one."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from runners.jobs.generate.batching import POLICIES, Batch, CostModel, padding_ratio
 from runners.jobs.generate.chain import Chain
+from runners.jobs.generate.compiled import CompiledStep
 from runners.jobs.generate.continuous import Finished, Pages, run_continuous
 from runners.jobs.generate.figures import Figures
 from runners.jobs.generate.outputs import Journal, Record
@@ -14,6 +15,8 @@ from runners.jobs.generate.prompts import Prompt
 from runners.jobs.generate.speculative import Guesser, guess_one
 from runners.jobs.generate.static import (
     Answer,
+    BatchRun,
+    Ids,
     Limits,
     Setup,
     StopRequestedError,
@@ -26,6 +29,7 @@ from runners.jobs.runtime import Job
 from runners.jobs.stages import Stages
 from runners.jobspec import GenerateSpec
 
+Answering = Callable[[Sequence[Ids]], BatchRun]
 NO_COST = CostModel(0.0, 1.0)  # where a policy asks for none
 
 
@@ -119,14 +123,33 @@ def _in_batches(run: Run, positions: Sequence[int]) -> None:
         f"{policy}: {len(batches)} batches of at most {run.spec.batch_size}, "
         f"{padding:.1%} of the prompts' tokens are padding"
     )
+    answer = _compiled(run, positions) if run.spec.compiled_step else _as_set_up(run)
     for batch in batches:
         run.check_stop()
-        _one_batch(run, [positions[at] for at in batch])
+        _one_batch(run, [positions[at] for at in batch], answer)
 
 
-def _one_batch(run: Run, batch: Batch) -> None:
+def _as_set_up(run: Run) -> Answering:
+    return lambda ids: run_batch(run.loaded.model, ids, run.limits, run.setup)
+
+
+def _compiled(run: Run, positions: Sequence[int]) -> Answering:
+    """Return answers by a compiled step, which is compiled before anything is timed."""
+    longest = max(len(run.prompts[at].ids) for at in positions)
+    began = time.perf_counter()
+    length = longest + run.spec.output_tokens
+    step = CompiledStep(run.loaded.model, run.spec.batch_size, length)
+    step.run_batch([run.prompts[positions[0]].ids], Limits(2))
+    run.notes["compiled_step"] = (
+        f"compiled for {run.spec.batch_size} prompts of {length} tokens in "
+        f"{time.perf_counter() - began:.0f} s before the first batch"
+    )
+    return lambda ids: step.run_batch(ids, run.limits)
+
+
+def _one_batch(run: Run, batch: Batch, answer: Answering) -> None:
     ids = [run.prompts[at].ids for at in batch]
-    done = run_batch(run.loaded.model, ids, run.limits, run.setup)
+    done = answer(ids)
     speeds = run.figures.add_batch(done, sum(map(len, ids)))
     run.keep(dict(zip(batch, done.answers, strict=True)), speeds)
 

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from runners.generate_options import LayerStreaming
 from runners.jobs.generate.batching import POLICIES
 from runners.jobs.generate.caches import cache_size, new_cache
+from runners.jobs.generate.compiled import CompiledStep
 from runners.jobs.generate.continuous import Pages, run_continuous
 from runners.jobs.generate.placement import StreamedLayers, mapped
 from runners.jobs.generate.speculative import Guesser, guess_one
@@ -53,6 +54,7 @@ class Effort:
     num_prompts: int = 24
     longest: int = 192
     output_tokens: int = 32
+    compiles: bool = True  # a minute or more
 
 
 def ratios(effort: Effort = Effort()) -> Iterator[Ratio]:
@@ -65,6 +67,8 @@ def ratios(effort: Effort = Effort()) -> Iterator[Ratio]:
     yield from bench.cached(pile[:4], Limits(effort.output_tokens // 2))
     yield from bench.packed(prompts(2 * SLOTS, 4, 2 * longest))
     yield from bench.batches(prompts(2 * count, 4, 2 * longest), Limits(1))
+    if effort.compiles:
+        yield from bench.compiled(pile[:4], Limits(effort.output_tokens))
     yield from bench.guessed(pile[:2], Limits(2 * effort.output_tokens))
     yield from bench.caches(pile[:SLOTS])
     yield from bench.offloaded(pile[:SLOTS], Limits(4))
@@ -143,6 +147,15 @@ class Bench:
         )
         yield ratio_of("padded / padding-free prefill", padded, packed)
 
+    def compiled(self, pile: Sequence[Ids], limits: Limits) -> Iterator[Ratio]:
+        """Compare the step of one token as it is and compiled; compiling is not counted."""
+        length = max(map(len, pile)) + limits.output_tokens
+        step = CompiledStep(self.model, len(pile), length)
+        eager, compiled = self._seconds(
+            lambda: run_batch(self.model, pile, limits), lambda: step.run_batch(pile, limits)
+        )
+        yield ratio_of("eager / compiled decode step", eager, compiled)
+
     def guessed(self, pile: Sequence[Ids], limits: Limits) -> Iterator[Ratio]:
         """Guess from the text so far; random weights repeat themselves, which makes it easy."""
         plain, guessed = self._seconds(
@@ -164,9 +177,7 @@ class Bench:
         Both may hold the same bytes of weights: what stands around the layers and two of them,
         one that stays and one that comes and goes.
         """
-        first = self.model.get_submodule("model.layers.0")
-        layer_bytes = sum(tensor_bytes(each) for each in first.parameters())
-        cap = model_bytes(self.model) - (SHAPE.num_hidden_layers - 2) * layer_bytes
+        cap = cap_of_two_layers(self.model)
         with tempfile.TemporaryDirectory(prefix="slipway-bench-") as place:
             folder = Path(place) / "model"
             self.model.save_pretrained(str(folder))
@@ -184,6 +195,13 @@ class Bench:
 
     def _seconds(self, *ways: Callable[[], object]) -> list[list[float]]:
         return seconds_in_turns(ways, self.rounds)
+
+
+def cap_of_two_layers(model: PreTrainedModel) -> int:
+    """Return the bytes of a model but for all of its layers but two."""
+    layers = list(model.get_submodule("model.layers").children())
+    each = sum(tensor_bytes(tensor) for tensor in layers[0].parameters())
+    return model_bytes(model) - (len(layers) - 2) * each
 
 
 def static_batches(pile: Sequence[Ids]) -> list[Sequence[Ids]]:

@@ -4,9 +4,12 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from transformers import PreTrainedModel
+
 from runners.jobs.generate.answering import Run, answer_all
 from runners.jobs.generate.caches import check_cache
 from runners.jobs.generate.chain import Chain
+from runners.jobs.generate.compiled import check_compiler
 from runners.jobs.generate.figures import notes_of
 from runners.jobs.generate.outputs import (
     JOURNAL,
@@ -44,7 +47,7 @@ from runners.jobs.runtime import (
 )
 from runners.jobs.stages import Stages
 from runners.jobs.telemetry import gpu_telemetry
-from runners.jobspec import DraftGuess, GenerateSpec
+from runners.jobspec import Attention, DraftGuess, GenerateSpec
 
 LOADING = "Loading the model"
 GENERATING = "Answering the prompts"
@@ -65,6 +68,8 @@ def work(job: Job) -> None:
 
 def _answer(job: Job, spec: GenerateSpec, opened: Callable[[], Chain] | None = None) -> bool:
     """Answer the prompts, by a chain where one is opened; return whether the job was stopped."""
+    if spec.compiled_step:
+        check_compiler(job.scratch_dir())
     texts = read_texts(job, spec.prompts)
     preload_library(spec.weight_dtype)
     with gpu_telemetry(job.emitter):
@@ -88,6 +93,7 @@ def _prepare(
     meter = PeakMeter(pick_device())
     placed = _placed(job, spec, opened)
     loaded = placed.loaded
+    attention = _attention(loaded.model, spec.attention)
     check_cache(spec.kv_cache, loaded.model)
     if spec.batching == "packed":
         check_packable(loaded.model)
@@ -102,6 +108,7 @@ def _prepare(
     ends = end_ids(loaded) if spec.stop_at_end else frozenset()
     limits = Limits(spec.output_tokens, ends, job.stop_requested.is_set)
     run = Run(job, spec, placed, prompts, journal, limits, meter, stages, guesser)
+    run.notes["attention"] = attention
     if placed.where:
         run.notes["split" if placed.chain else "offload"] = placed.where
     return run
@@ -161,6 +168,16 @@ def _guesser(job: Job, spec: GenerateSpec, loaded: LoadedModel) -> Guesser | Non
     draft = load_model(job, asked.model, spec.weight_dtype)
     check_draft(loaded.tokenizer, draft.tokenizer)
     return Guesser(asked.tokens, draft.model)
+
+
+def _attention(model: PreTrainedModel, asked: Attention) -> str:
+    """Let the model attend as asked, and return how in the library's word.
+
+    A model that has no fused attention keeps what it has.
+    """
+    if asked == "eager":
+        model.set_attn_implementation("eager")
+    return str(model.config._attn_implementation)  # noqa: SLF001 - there is no other reader
 
 
 def _digest(spec: GenerateSpec, prompts: Sequence[Prompt]) -> str:

@@ -93,12 +93,15 @@ class StreamedLayers:
         """
         self._skeleton = skeleton
         count = len(skeleton.layers)
-        if asked.layers_resident > count:
-            msg = f"layers_resident is {asked.layers_resident}; the model has {count} layers"
-            raise BadInputError(msg)
+        kept = asked.layers_resident + asked.layers_in_host
+        if kept > count:
+            named = (
+                "layers_resident and layers_in_host" if asked.layers_in_host else "layers_resident"
+            )
+            raise BadInputError(f"{named} is {kept}; the model has {count} layers")
         self._files = StoredTensors(folder)
         self._host: dict[int, Tensors] = {}
-        self._from = asked.layers_from
+        self._in_host = count if asked.layers_from == "host_memory" else kept
         for index in range(asked.layers_resident):
             skeleton.load_layer(index)
         self._first, self._count = asked.layers_resident, count
@@ -107,7 +110,7 @@ class StreamedLayers:
         for index in range(self._first, count):
             tensors = self._read(index)
             check_finite(tensors, skeleton.name_of(index, ""))
-            if asked.layers_from == "host_memory":
+            if index < self._in_host:
                 self._host[index] = {name: in_host(each) for name, each in tensors.items()}
             self._hook(index)
 
@@ -119,12 +122,14 @@ class StreamedLayers:
     @property
     def where(self) -> str:
         """Say in words where the weights are."""
-        streamed = self._count - self._first
+        counts = {
+            "host memory": self._in_host - self._first,
+            "disk": self._count - self._in_host,
+        }
+        told = [f"{count} come from {place}" for place, count in counts.items() if count]
+        come = " and ".join(told) or "none comes"
         ahead = ", the next one while one computes" if self._thread else ""
-        return (
-            f"{self._first} of {self._count} layers stay, {streamed} come from "
-            f"{self._from.replace('_', ' ')} in every pass{ahead}"
-        )
+        return f"{self._first} of {self._count} layers stay, {come} in every pass{ahead}"
 
     def _hook(self, index: int) -> None:
         layer = self._skeleton.layers[index]

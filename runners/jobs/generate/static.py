@@ -89,13 +89,13 @@ def run_batch(
         tokens = padded.step(model, padded.ids, cache)
     prefilled = now(device)
     answers = [Answer() for _ in prompts]
-    open_rows = _take(answers, list(range(len(answers))), tokens, limits)
+    open_rows = take_tokens(answers, list(range(len(answers))), tokens, limits)
     steps = 0
     while open_rows:
         if limits.should_stop():
             raise StopRequestedError
         tokens = padded.step(model, tokens[:, None], cache)
-        open_rows = _take(answers, open_rows, tokens, limits)
+        open_rows = take_tokens(answers, open_rows, tokens, limits)
         steps += 1
     ended = now(device)
     held = cache.close() if isinstance(cache, Session) else cache_size(cache)
@@ -155,7 +155,7 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _take(
+def take_tokens(
     answers: Sequence[Answer], rows: Sequence[int], tokens: torch.Tensor, limits: Limits
 ) -> list[int]:
     """Give each open row its token and return the rows that are still open."""

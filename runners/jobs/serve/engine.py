@@ -21,7 +21,6 @@ from runners.jobs.serve.paging import PagedCache, Row, forward, pages_for
 from runners.jobs.serve.sampling import Choice, Sampling, choose, new_generator
 from runners.jobs.serve.text import Answer, Told
 
-STEP_TOKENS = 512  # prompts are read in pieces of so many tokens, beside what is decoding
 WAIT_SECONDS = 0.5
 
 FinishReason = Literal["stop", "length", "error"]
@@ -83,6 +82,7 @@ class Limits:
     queue_limit: int
     max_length: int
     end_ids: frozenset[int]
+    step_tokens: int = 512  # prompts are read in pieces of so many, beside what is decoding
 
 
 class Engine:
@@ -272,7 +272,7 @@ class Engine:
         for each in list(self.running):
             self._grow(each)
         singles = [each for each in self.running if len(each.tokens) - each.computed == 1]
-        budget = max(1, STEP_TOKENS - len(singles))
+        budget = max(1, self.limits.step_tokens - len(singles))
         several: list[tuple[Reply, int]] = []
         for each in self.running:
             count = min(budget, len(each.tokens) - each.computed)

@@ -42,7 +42,9 @@ def load_ready(job: Job, spec: ServeSpec, figures: Figures) -> Ready:
     if adapters is not None:
         held["adapters"] = adapters.bytes
     job.emitter.metric(terms_held(held))
-    limits = Limits(spec.max_concurrency, spec.queue_limit, longest, end_ids(loaded))
+    limits = Limits(
+        spec.max_concurrency, spec.queue_limit, longest, end_ids(loaded), spec.max_batch_tokens
+    )
     engine = Engine(loaded.model, cache, limits, figures, adapters)
     return Ready(engine, Reader(tokenizer), vocabulary)
 

@@ -43,8 +43,8 @@ def test_what_no_job_runs_is_planned_whatever_was_measured():
 
 
 def test_a_technique_without_ratios_of_its_own_runs():
-    assert "zero_inference" in ABILITIES
-    assert level_of("zero_inference", {}) == "runs"
+    assert "moe_offload" in ABILITIES
+    assert level_of("moe_offload", {}) == "runs"
 
 
 def test_a_floor_below_one_says_how_much_worse_it_may_be():

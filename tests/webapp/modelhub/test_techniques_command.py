@@ -56,7 +56,7 @@ def test_without_json_each_technique_is_a_line():
     lines = printed().splitlines()
 
     assert len(lines) == len(TECHNIQUES)
-    assert any(line.split() == ["gptq", "runs", "compress:", "own", "code"] for line in lines)
+    assert any(line.split() == ["awq", "runs", "compress:", "own", "code"] for line in lines)
 
 
 def test_the_page_of_the_documentation_shows_every_row_and_every_ratio():

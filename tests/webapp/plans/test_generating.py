@@ -142,18 +142,20 @@ def test_a_pile_that_is_not_the_plans_calibrates_nothing(changes):
 
 
 @pytest.mark.parametrize(
-    ("offload", "resident", "place"),
+    ("offload", "resident", "in_host", "place"),
     [
-        ({"weights_cpu": 0.25}, 6, "host_memory"),
-        ({"weights_cpu": 0.3}, 5, "host_memory"),
-        ({"weights_disk": 1.0}, 0, "disk"),
-        ({"weights_cpu": 0.25, "weights_disk": 0.5}, 2, "disk"),
+        ({"weights_cpu": 0.25}, 6, 0, "host_memory"),
+        ({"weights_cpu": 0.3}, 5, 0, "host_memory"),
+        ({"weights_disk": 1.0}, 0, 0, "disk"),
+        ({"weights_cpu": 0.25, "weights_disk": 0.5}, 2, 2, "disk"),
+        ({"weights_cpu": 0.3, "weights_disk": 0.3}, 3, 2, "disk"),
     ],
 )
-def test_the_share_of_weights_away_is_rounded_to_whole_layers(offload, resident, place):
+def test_the_shares_of_weights_away_are_rounded_to_whole_layers(offload, resident, in_host, place):
     asked = offload_of(strategy_with(**offload), DENSE)
 
-    assert asked == LayerStreaming(layers_resident=resident, layers_from=place)
+    wanted = LayerStreaming(layers_resident=resident, layers_in_host=in_host, layers_from=place)
+    assert asked == wanted
 
 
 def test_a_plan_that_keeps_all_on_the_device_streams_nothing():
@@ -233,3 +235,56 @@ def test_layers_of_a_model_without_weights_on_the_host_are_not_streamed(pile_pla
 
     with pytest.raises(DraftProblem, match="no weights on the host to bring"):
         launch_of(pile_plan)
+
+
+@pytest.mark.parametrize(("dtype", "kept"), [("fp8", "fp8"), ("fp32", "plain"), ("bf16", "plain")])
+def test_a_pinned_cache_reaches_the_job(pile_plan, dtype, kept):
+    pile_plan.draft["pins"] = {
+        "weight_dtype": dtype if kept == "plain" else "bf16",
+        "kv_cache_dtype": dtype,
+    }
+
+    assert launch_of(pile_plan).spec.kv_cache == kept
+
+
+@pytest.mark.parametrize("pins", [{"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "fp16"}])
+def test_a_cache_that_no_job_keeps_is_refused_by_name(pile_plan, pins):
+    pile_plan.draft["pins"] = {"weight_dtype": "bf16", **pins}
+
+    with pytest.raises(DraftProblem, match=r"no job keeps them so.*Pin the KV cache"):
+        launch_of(pile_plan)
+
+
+def test_a_plan_and_a_step_that_disagree_about_the_cache_are_told_so(pile_plan):
+    pile_plan.draft["pins"] = {"kv_cache_dtype": "fp8"}
+    pile_plan.draft["workload"]["generate"]["kv_cache"] = "int4"
+
+    with pytest.raises(DraftProblem, match="keys and values in fp8, the workload step in int4"):
+        launch_of(pile_plan)
+
+
+def test_a_pinned_cache_that_does_not_run_with_the_batches_is_refused_in_words(pile_plan):
+    pile_plan.draft["pins"] = {"kv_cache_dtype": "fp8"}
+    pile_plan.draft["workload"]["generate"]["batching"] = "continuous"
+
+    with pytest.raises(DraftProblem, match="kv_cache fp8 runs in padded or packed batches"):
+        launch_of(pile_plan)
+
+
+def test_a_compiled_step_reaches_the_job_and_is_no_plain_plan(pile_plan):
+    pile_plan.draft["workload"]["generate"]["decode_step"] = "compiled"
+
+    spec = launch_of(pile_plan).spec
+
+    assert spec.compiled_step
+    assert not is_as_planned(spec)
+
+
+@pytest.mark.parametrize(
+    ("pins", "used"),
+    [({}, "flash"), ({"attention": "flash"}, "flash"), ({"attention": "eager"}, "eager")],
+)
+def test_the_attention_of_the_plan_reaches_the_job(pile_plan, pins, used):
+    pile_plan.draft["pins"] = pins
+
+    assert launch_of(pile_plan).spec.attention == used

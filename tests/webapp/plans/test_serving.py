@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from planner.specs.strategy import Strategy
 from runners.endpoint_spec import key_hash
 from runners.jobspec import ServeSpec
 from tests.webapp.conftest import client_of
@@ -13,6 +14,7 @@ from webapp.jobs.endpoints import playground_key
 from webapp.jobs.models import Job
 from webapp.plans.errors import DraftProblem
 from webapp.plans.launching import launch_note, launch_of
+from webapp.plans.options import check_serving
 from webapp.plans.serving import EndpointWish, endpoint_wish_of, served_name
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -118,3 +120,33 @@ def test_minutes_that_are_none_are_refused_with_the_limits(text):
 )
 def test_a_models_name_becomes_one_that_clients_can_write(name, served):
     assert served_name(name) == served
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "int8"])
+def test_a_narrow_cache_is_refused_by_name_with_the_way_out(plan, dtype):
+    plan.draft["pins"] = {"kv_cache_dtype": dtype}
+
+    with pytest.raises(DraftProblem, match=dtype) as caught:
+        launch_of(plan, WISH)
+    assert "Pin the KV cache" in caught.value.sentence
+
+
+def test_a_draft_model_is_refused_by_name():
+    draft = {"draft_model": "meta-llama/Llama-3.2-1B", "tokens": 4}
+
+    with pytest.raises(DraftProblem, match=r"Llama-3\.2-1B is planned only"):
+        check_serving(Strategy.model_validate({"weight_dtype": "bf16", "speculative": draft}))
+
+
+def test_eager_attention_is_refused_by_name(plan):
+    plan.draft["pins"] = {"attention": "eager"}
+
+    with pytest.raises(DraftProblem, match="eager attention is planned only"):
+        launch_of(plan, WISH)
+
+
+@pytest.mark.parametrize(("pins", "tokens"), [({}, 512), ({"max_batch_tokens": 1024}, 1024)])
+def test_the_plans_tokens_of_a_step_reach_the_engine(plan, pins, tokens):
+    plan.draft["pins"] = pins
+
+    assert launch_of(plan, WISH).spec.max_batch_tokens == tokens

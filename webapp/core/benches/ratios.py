@@ -75,7 +75,7 @@ PROOFS: dict[str, tuple[Proof, ...]] = {
             "test_codes_are_packed_as_compressed_tensors_has_them",
         ),
         Proof(
-            "round-to-nearest / GPTQ perplexity, 3 bit",
+            "round-to-nearest / GPTQ perplexity, 2 bit",
             "reads text better than rounding to nearest",
             f"{_COMPRESS}/test_quantising_a_matrix.py::test_gptq_errs_less_than_the_nearest_codes",
         ),
@@ -154,6 +154,18 @@ PROOFS: dict[str, tuple[Proof, ...]] = {
             "full / LoRA optimiser states",
             "the optimiser holds states of the adapter alone",
             _ADAPTER,
+        ),
+    ),
+    "zero_inference": (
+        _proof(
+            "accelerate's map / streamed layers",
+            "in the same memory, less than accelerate's default map",
+            "test_at_one_cap_streamed_layers_bring_fewer_bytes_than_accelerates_map",
+        ),
+        _proof(
+            "streamed one by one / for a batch",
+            "a batch pays once for what comes from disk",
+            "test_a_batch_takes_the_passes_of_one_prompt",
         ),
     ),
     "speculative_decoding": (

@@ -6,7 +6,7 @@ import torch
 from runners.jobs.generate.bench import SHAPE, Bench, Effort, prompts, ratios
 from runners.jobs.loading import demo_config, fresh_model
 
-SMALL = Effort(rounds=1, num_prompts=6, longest=24, output_tokens=6)
+SMALL = Effort(rounds=1, num_prompts=6, longest=24, output_tokens=6, compiles=False)
 
 
 @pytest.fixture(scope="module")

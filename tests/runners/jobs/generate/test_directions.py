@@ -3,16 +3,20 @@
 import pytest
 import torch
 
+from runners.generate_options import LayerStreaming
 from runners.jobs.generate.batching import POLICIES, CostModel
 from runners.jobs.generate.bench import (
+    cap_of_two_layers,
     page_plans,
     run_batches,
     static_batches,
     without_cache,
 )
 from runners.jobs.generate.continuous import run_continuous
+from runners.jobs.generate.placement import StreamedLayers, held_bytes, mapped
 from runners.jobs.generate.speculative import Guesser, guess_one
 from runners.jobs.generate.static import Limits, Setup, run_batch
+from runners.jobs.layers import LayerwiseModel
 from runners.jobs.loading import fresh_model, ready
 from tests.runners.jobs.generate.counting import work_of
 from tests.runners.jobs.harness import TINY_CONFIG
@@ -35,6 +39,11 @@ def uneven(model):
     found = run_batch(model, pile, Limits(2)).answers
     ends = frozenset(answer.ids[1] for at, answer in enumerate(found) if at % 8)
     return pile, Limits(40, ends)
+
+
+def away_bytes(model):
+    """What a pass brings: the parameters that are not in memory before it."""
+    return sum(each.nbytes for each in model.parameters() if each.is_meta)
 
 
 def test_with_a_cache_every_token_is_computed_once(model):
@@ -92,6 +101,21 @@ def test_right_guesses_save_passes(model):
 
     assert plain.passes == 60
     assert guessed.passes < 60
+
+
+def test_at_one_cap_streamed_layers_bring_fewer_bytes_than_accelerates_map(tmp_path):
+    torch.manual_seed(3)
+    whole = fresh_model({**TINY_CONFIG, "num_hidden_layers": 6}, torch.float32)
+    whole.save_pretrained(str(tmp_path / "model"))
+    cap = cap_of_two_layers(whole)
+    skeleton = LayerwiseModel(tmp_path / "model", torch.device("cpu"), torch.float32)
+    asked = LayerStreaming(layers_resident=1, look_ahead=False)
+
+    ours = StreamedLayers(skeleton, tmp_path / "model", asked).model
+    theirs, _where = mapped(tmp_path / "model", torch.float32, cap, tmp_path)
+
+    assert held_bytes(ours) <= cap
+    assert away_bytes(ours) < away_bytes(theirs)
 
 
 def test_continuous_batches_compute_less_than_static_ones(model, uneven):

@@ -55,6 +55,24 @@ def test_layers_read_in_every_pass_write_the_same(generate, resident, layers, lo
 
 
 @pytest.mark.equality
+def test_layers_from_all_three_places_write_the_same(folder):
+    spread = streamed(folder, layers_resident=1, layers_in_host=2)
+
+    found = run_batch(spread.model, PROMPTS, Limits(8)).answers
+
+    assert (
+        found == run_batch(streamed(folder, layers_resident=6).model, PROMPTS, Limits(8)).answers
+    )
+    told = "1 of 6 layers stay, 2 come from host memory and 3 come from disk in every pass"
+    assert spread.where.startswith(told)
+
+
+def test_more_layers_in_both_places_than_there_are_is_refused(folder):
+    with pytest.raises(BadInputError, match="layers_in_host is 7; the model has 6 layers"):
+        streamed(folder, layers_resident=3, layers_in_host=4)
+
+
+@pytest.mark.equality
 def test_layers_from_host_memory_write_the_same(generate, resident):
     run = generate("host-memory", offload=LayerStreaming(layers_from="host_memory"))
 

@@ -45,6 +45,21 @@ def test_looking_up_the_prompt_writes_the_same_and_counts_what_was_right(generat
 
 
 @pytest.mark.equality
+@pytest.mark.parametrize(("asked", "told"), [("flash", "sdpa"), ("eager", "eager")])
+def test_either_attention_writes_the_same_and_is_named(generate, plain, asked, told):
+    run = generate(f"attention-{asked}", attention=asked)
+
+    assert outputs(run) == plain
+    assert run.bodies("result")[0]["notes"]["attention"] == told
+
+
+@pytest.mark.parametrize("batching", ["packed", "continuous"])
+def test_eager_attention_is_refused_where_batches_have_their_own(batching):
+    with pytest.raises(ValidationError, match=f"batching {batching} attends with kernels"):
+        GenerateSpec(model=DemoModel(), batching=batching, attention="eager")
+
+
+@pytest.mark.equality
 def test_a_draft_of_its_own_weights_is_always_right(generate, plain, trained_model):
     guess = DraftGuess(model=trained_model, tokens=3)
 

@@ -67,11 +67,12 @@ def test_whoever_makes_room_for_others_still_writes_the_same(make_engine, loaded
 
 
 @pytest.mark.equality
-def test_a_long_prompt_is_read_in_pieces_beside_what_decodes(make_engine, loaded, monkeypatch):
+def test_a_long_prompt_is_read_in_pieces_beside_what_decodes(make_engine, loaded):
     whole = texts_of(make_engine(), loaded, ["import os\n" * 6, "def f("])
-    monkeypatch.setattr("runners.jobs.serve.engine.STEP_TOKENS", 7)
 
-    assert texts_of(make_engine(), loaded, ["import os\n" * 6, "def f("]) == whole
+    pieces = make_engine(step_tokens=7)
+
+    assert texts_of(pieces, loaded, ["import os\n" * 6, "def f("]) == whole
 
 
 def test_more_than_may_wait_are_refused(make_engine, loaded):

@@ -1,0 +1,129 @@
+"""The step of one token, compiled once for a pile: a cache of fixed room, fused kernels.
+
+The prompts are read as ever; only the step is compiled, because each other length would be
+compiled anew. Rows that a batch lacks are filled with its first prompt, whose answer is dropped.
+
+Source: Wang et al. 2021 (LightSeq), arXiv:2010.13887; Li et al. 2021 (EET), arXiv:2104.12470.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+# transformers ships types, but leaves some of its functions without.
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, StaticCache
+
+from runners.jobs.generate.caches import cache_size
+from runners.jobs.generate.packed import check_packable
+from runners.jobs.generate.static import (
+    Answer,
+    BatchRun,
+    Ids,
+    Limits,
+    Padded,
+    StopRequestedError,
+    now,
+    take_tokens,
+)
+from runners.jobs.runtime import BadInputError
+
+COMPILER = "g++"
+Step = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def check_compiler(scratch: Path) -> None:
+    """Let compiled kernels be kept in a folder of the job's own.
+
+    Raises:
+        BadInputError: this host has no compiler.
+    """
+    if shutil.which(COMPILER) is None:
+        msg = f"compiled_step needs {COMPILER}, which this host lacks; install it or leave it out"
+        raise BadInputError(msg)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(scratch)
+
+
+class CompiledStep:
+    """Batches of at most ``rows`` prompts and ``length`` tokens, with one compiled step for all.
+
+    Raises:
+        BadInputError: a layer keeps anything but every key and value.
+    """
+
+    def __init__(self, model: PreTrainedModel, rows: int, length: int) -> None:
+        check_packable(model)
+        self.model, self.rows, self.length = model, rows, length
+        self.cache = StaticCache(config=model.config, max_cache_len=length)
+        self._compiled: Step = torch.compile(self.forward, fullgraph=True, dynamic=False)
+
+    def forward(
+        self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Put tokens [rows, new] through the model and return the next one of each row."""
+        output: Any = self.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        tokens: torch.Tensor = output.logits[:, -1].argmax(dim=-1)
+        return tokens
+
+    @torch.inference_mode()
+    def run_batch(self, prompts: Sequence[Ids], limits: Limits) -> BatchRun:
+        """Answer the prompts together, as a padded batch would.
+
+        Raises:
+            StopRequestedError: the job is to stop; nothing of this batch is kept.
+        """
+        device = next(self.model.parameters()).device
+        filled = [*prompts, *[prompts[0]] * (self.rows - len(prompts))]
+        padded = Padded.of(filled, device)
+        self._empty()
+        began = now(device)
+        shown, at = self._shown(filled, device), padded.ids.shape[1]
+        tokens = self.forward(padded.ids, self._mask(shown, 0, at), padded.positions)
+        prefilled = now(device)
+        answers = [Answer() for _ in prompts]
+        open_rows = take_tokens(answers, list(range(len(answers))), tokens, limits)
+        steps = 0
+        while open_rows:
+            if limits.should_stop():
+                raise StopRequestedError
+            padded.advance()
+            mask = self._mask(shown, at + steps, 1)
+            tokens = self._compiled(tokens[:, None], mask, padded.positions)
+            open_rows = take_tokens(answers, open_rows, tokens, limits)
+            steps += 1
+        ended = now(device)
+        size = cache_size(self.cache)
+        return BatchRun(answers, prefilled - began, ended - prefilled, steps, size)
+
+    def _empty(self) -> None:
+        layers: list[Any] = list(self.cache.layers)  # all of them StaticLayer: it was checked
+        for layer in layers:
+            if layer.is_initialized:
+                layer.reset()
+
+    def _shown(self, prompts: Sequence[Ids], device: torch.device) -> torch.Tensor:
+        """Return which places of the cache [rows, length] hold text, once they are filled."""
+        longest = max(map(len, prompts))
+        begins = torch.tensor([[longest - len(each)] for each in prompts], device=device)
+        return torch.arange(self.length, device=device)[None] >= begins
+
+    def _mask(self, shown: torch.Tensor, begin: int, count: int) -> torch.Tensor:
+        """Return what ``count`` new tokens see [rows, 1, count, length]: text up to themselves.
+
+        Padding sees itself, which no text sees: softmax over nothing is no number.
+        """
+        places = torch.arange(self.length, device=shown.device)
+        own = places[begin : begin + count, None]
+        so_far = (places[None] <= own)[None, None] & shown[:, None, None]
+        return so_far | (places[None] == own)[None, None]
