@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, Field, PositiveInt
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 
 from runners.shear_options import Shear
 
@@ -64,6 +64,7 @@ class CompressOptions(BaseModel):
     shear: Shear = Shear()
     sparsity: float = Field(default=0.5, gt=0.0, lt=1.0)
     pattern: Literal["unstructured", "2:4"] = "unstructured"
+    recovery_steps: NonNegativeInt = Field(default=0, le=100_000)  # of a LoRA, which is merged
     calibration_tokens: PositiveInt = Field(default=16_384, le=10_000_000)
     evaluation_tokens: PositiveInt = 8192
 
@@ -177,7 +178,7 @@ class CompressOptions(BaseModel):
             told |= {"bits": self.code_bits}
             told |= {"group_size": self.group_size} if self.has_groups else {}
         elif self.is_structural:
-            told |= {"sparsity": self.sparsity}
+            told |= {"sparsity": self.sparsity, "recovery_steps": self.recovery_steps}
             if self.method == "sheared_llama":
                 told = {"sparsity": self.sparsity, **self.shear.model_dump(exclude_none=True)}
         else:

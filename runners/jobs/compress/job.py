@@ -211,7 +211,7 @@ HOW_LAYERWISE = {
 }
 HOW_STRUCTURE = {
     "llm_pruner": "LLM-Pruner (own code): the groups of heads and the channels of least |weight x "
-    "gradient| removed, as many in each layer; not tuned afterwards",
+    "gradient| removed, as many in each layer; {}",
     "sheared_llama": "Sheared LLaMA (own code): layers, heads, hidden units and channels removed "
     "by learnt masks, then trained on, with more text of the domains that are further behind",
 }
@@ -233,7 +233,9 @@ def how(spec: CompressSpec) -> str:
         stored = PACKED.format(format_of(spec)) if spec.is_packed else PLAIN
         return HOW_LAYERWISE[spec.method] + stored
     if spec.is_structural:
-        return HOW_STRUCTURE[spec.method]
+        steps = spec.recovery_steps
+        after = f"then a LoRA of {steps} steps, merged" if steps else "not tuned afterwards"
+        return HOW_STRUCTURE[spec.method].format(after)
     if spec.is_ternary:
         return HOW_TERNARY
     if spec.is_exported:

@@ -10,6 +10,7 @@ from runners.jobs.assessment import held_out_ids
 from runners.jobs.compress.engine import Compressed
 from runners.jobs.compress.folding import check_shape_known
 from runners.jobs.compress.layerwise import texts
+from runners.jobs.compress.recovery import recover
 from runners.jobs.compress.structure import kept_of, prune, taylor_scores
 from runners.jobs.evaluation import evaluate
 from runners.jobs.layers import SEQUENCES_AT_ONCE
@@ -63,6 +64,11 @@ def by_structure(
     calibration = calibration.to(loaded.device)
     scores = taylor_scores(model, calibration, SEQUENCES_AT_ONCE)
     prune(model, scores, kept_of(model.config, spec.sparsity))
+    recovered: dict[str, float] = {}
+    if spec.recovery_steps:
+        cut = evaluate(model, ids, spec.evaluation_tokens)
+        recovered = {"unrecovered_perplexity": cut.value}
+        model = recover(model, calibration, spec.recovery_steps, SEQUENCES_AT_ONCE)
     ready(model, dtype=BASE_DTYPE)
     model.config.dtype = BASE_DTYPE
     model.save_pretrained(str(target))
@@ -73,6 +79,7 @@ def by_structure(
         "removed_parameters_share": 1.0 - model.num_parameters() / before,
         "compressed_bytes": _matrix_bytes(loaded),
         "original_matrix_bytes": matrices,
+        **recovered,
     }
     return Compressed(found, figures)
 
