@@ -39,7 +39,7 @@ from webapp.plans.options import check_serving
 from webapp.plans.planning import current_answer, plan_keep
 from webapp.plans.predicting import prediction_of
 from webapp.plans.questions import Question, draft_shape, question_of
-from webapp.plans.serving import EndpointWish, serve_spec
+from webapp.plans.serving import EndpointWish, adapters_of, serve_spec
 from webapp.plans.sharing import Spread, check_model, policy_of, spread_of
 from webapp.plans.training import needs_weights, train_spec
 from webapp.plans.wishes import NOTHING_MORE, Wish, quota_note
@@ -206,7 +206,9 @@ def _endpoint_note(plan: Plan, launch: Launch) -> dict[str, str]:
         launch_of(plan, EndpointWish())
     except DraftProblem as problem:
         return points | {"endpoint": problem.sentence}
-    return points | {"endpoint": EXPLANATIONS["serve"], "can_serve": "yes"}
+    count = len(adapters_of(plan.team, launch.spec.model))
+    adapters = {"adapters": str(count)} if count else {}
+    return points | adapters | {"endpoint": EXPLANATIONS["serve"], "can_serve": "yes"}
 
 
 FLOATS_OF_8_BITS = (
@@ -304,7 +306,9 @@ def _endpoint_spec(
         "positions": shape.max_position_embeddings if shape else None,
         "max_batch_tokens": best.strategy.max_batch_tokens,
     }
-    return serve_spec(plan.draft, spec.model, fields, wish)
+    found = serve_spec(plan.draft, spec.model, fields, wish)
+    adapters = adapters_of(plan.team, spec.model) if wish.has_adapters else ()
+    return found.model_copy(update={"adapters": adapters})
 
 
 def _measured_spec(spec: BenchmarkSpec, measuring: Measuring) -> BenchmarkSpec:

@@ -5,13 +5,16 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from runners.jobspec import ModelRef, ServeSpec
+from runners.jobspec import ArtefactModel, ModelRef, NamedAdapter, ServeSpec
+from webapp.accounts.models import Team
 from webapp.core.problems import InvalidProblem
+from webapp.jobs.models import Artefact
 
 Draft = dict[str, Any]
 ROOM_TOKENS = 4096  # a request may be so long, even where the plan's are shorter
 LEAST_MINUTES, MOST_MINUTES = 0.1, 10_080.0
 NAME_LENGTH = 100
+MOST_ADAPTERS = 64
 
 
 class EndpointWish(NamedTuple):
@@ -19,6 +22,7 @@ class EndpointWish(NamedTuple):
 
     key_hashes: tuple[str, ...] = ()
     idle_stop_seconds: float | None = None
+    has_adapters: bool = False  # those that the team's jobs trained on the model
 
 
 def endpoint_wish_of(posted: Mapping[str, str], key_hashes: tuple[str, ...]) -> EndpointWish:
@@ -27,9 +31,9 @@ def endpoint_wish_of(posted: Mapping[str, str], key_hashes: tuple[str, ...]) -> 
     Raises:
         InvalidProblem: the minutes are no such number.
     """
-    text = posted.get("idle", "").strip()
+    text, has_adapters = posted.get("idle", "").strip(), posted.get("adapters") == "yes"
     if not text:
-        return EndpointWish(key_hashes)
+        return EndpointWish(key_hashes, has_adapters=has_adapters)
     try:
         minutes = float(text)
     except ValueError:
@@ -40,7 +44,24 @@ def endpoint_wish_of(posted: Mapping[str, str], key_hashes: tuple[str, ...]) -> 
             f"“Stop it when nobody asks for” is {text[:20]}; it can be {LEAST_MINUTES:g} to "
             f"{MOST_MINUTES:g} minutes, or empty.",
         )
-    return EndpointWish(key_hashes, minutes * 60.0)
+    return EndpointWish(key_hashes, minutes * 60.0, has_adapters)
+
+
+def adapters_of(team: Team, model: ModelRef) -> tuple[NamedAdapter, ...]:
+    """Return the adapters that the team's jobs trained on a model, the newest first."""
+    if not isinstance(model, ArtefactModel):
+        return ()
+    found = Artefact.objects.filter(
+        kind="adapter", attempt__job__team=team, facts__base__attempt_id=model.attempt_id
+    ).order_by("-created_at")
+    return tuple(
+        NamedAdapter(
+            name=f"adapter-{each.attempt_id.lower()}",
+            adapter=ArtefactModel(attempt_id=each.attempt_id, name=each.name),
+        )
+        for each in found
+        if each.facts["base"] == model.model_dump()
+    )[:MOST_ADAPTERS]
 
 
 def serve_spec(

@@ -6,19 +6,21 @@ import pytest
 
 from planner.specs.strategy import Strategy
 from runners.endpoint_spec import key_hash
-from runners.jobspec import ServeSpec
+from runners.jobspec import ArtefactModel, ServeSpec
 from tests.webapp.conftest import client_of
 from tests.webapp.plans.conftest import with_model
+from webapp.accounts.models import Team
 from webapp.core.problems import InvalidProblem
 from webapp.jobs.endpoints import playground_key
-from webapp.jobs.models import Job
+from webapp.jobs.models import Artefact, Attempt, Job
 from webapp.plans.errors import DraftProblem
-from webapp.plans.launching import launch_note, launch_of
+from webapp.plans.launching import launch_note, launch_of, plan_launch
 from webapp.plans.options import check_serving
-from webapp.plans.serving import EndpointWish, endpoint_wish_of, served_name
+from webapp.plans.serving import EndpointWish, adapters_of, endpoint_wish_of, served_name
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 WISH = EndpointWish(("a" * 64,), 90.0)
+TRAINED = ArtefactModel(attempt_id="01H" + "A" * 23)
 
 
 @pytest.fixture
@@ -71,6 +73,40 @@ def test_a_model_without_weights_is_not_offered_as_an_endpoint(serve_plan):
     assert "can_serve" not in note
     with pytest.raises(DraftProblem, match="needs trained weights"):
         launch_of(serve_plan, WISH)
+
+
+@pytest.fixture
+def adapter(plan, trained, host, alice):
+    base = {"source": "artefact", "attempt_id": trained.attempt_id, "name": "model"}
+    job = plan_launch(plan=plan, by=alice)
+    attempt = Attempt.objects.create(job=job, host=host, number=2)
+    return Artefact.objects.create(
+        attempt=attempt, name="adapter", kind="adapter", total_bytes=1, facts={"base": base}
+    )
+
+
+def test_an_endpoint_takes_the_adapters_that_were_trained_on_its_model(plan, adapter, alice):
+    page = client_of(alice).get(f"/plans/{plan.pk}/edit/review/").content.decode()
+
+    spec = launch_of(plan, WISH._replace(has_adapters=True)).spec
+
+    assert 'name="adapters"' in page
+    assert [each.name for each in spec.adapters] == [f"adapter-{adapter.attempt_id.lower()}"]
+    assert spec.adapters[0].adapter.attempt_id == adapter.attempt_id
+    assert launch_of(plan, WISH).spec.adapters == ()
+
+
+def test_adapters_of_another_team_or_base_are_never_offered(plan, adapter, trained):
+    base = {**adapter.facts["base"], "name": "other"}
+    Artefact.objects.filter(pk=adapter.pk).update(facts={"base": base})
+
+    assert "adapters" not in launch_note(plan)
+    assert adapters_of(Team.objects.create(name="else"), TRAINED) == ()
+
+
+def test_the_launch_form_asks_for_adapters_by_a_tick():
+    assert endpoint_wish_of({"adapters": "yes"}, ()).has_adapters
+    assert not endpoint_wish_of({"idle": "5"}, ()).has_adapters
 
 
 def test_only_a_serve_plan_becomes_an_endpoint(demo_plan):
