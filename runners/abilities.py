@@ -149,6 +149,12 @@ ABILITIES: dict[str, Ability] = {
         OWN,
         f"{_GENERATE}/test_ranked.py::test_a_run_of_layers_on_each_rank_writes_the_same",
     ),
+    "petals": Ability(
+        "generate",
+        OWN,
+        f"{_GENERATE}/test_chained.py::"
+        "test_a_server_killed_in_the_middle_is_replaced_and_the_text_is_unbroken",
+    ),
     **dict.fromkeys(
         ("padding_free", "bytetransformer"),
         Ability("generate", OWN, f"{_TECHNIQUES}::test_batches_without_padding_write_the_same"),

@@ -61,5 +61,19 @@ class PipelineSplit(Option):
     size: int = Field(default=2, ge=2, le=1024)  # ranks
 
 
-Split = Annotated[TensorSplit | PipelineSplit, Field(discriminator="method")]
+class StageChain(Option):
+    """Let servers compute, each with a run of layers; when one is lost another takes over.
+
+    On one host all of them are started there, and started again; of several hosts each serves.
+    """
+
+    method: Literal["chain"] = "chain"
+    stages: int = Field(default=2, ge=1, le=1024)
+    spares: int = Field(default=0, ge=0, le=64)  # servers that wait, where all are on one host
+    restarts: int = Field(default=3, ge=0, le=1000)  # of a host's servers together
+    patience_seconds: float = Field(default=120.0, ge=1.0, le=7200.0)  # for another server
+    silence_seconds: float = Field(default=120.0, ge=1.0, le=7200.0)  # then one counts as lost
+
+
+Split = Annotated[TensorSplit | PipelineSplit | StageChain, Field(discriminator="method")]
 Offload = Annotated[LayerStreaming | MappedWeights | ExpertCache, Field(discriminator="method")]

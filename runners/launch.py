@@ -12,6 +12,7 @@ from pathlib import Path
 
 from runners import supervisor
 from runners.gangs import NoSuchAddressError, gang_env, torchrun_argv
+from runners.generate_options import StageChain
 from runners.jobspec import (
     ArtefactModel,
     DraftGuess,
@@ -115,7 +116,10 @@ def gang_command(
             "generation whose model is split",
         )
     try:
-        return torchrun_argv(argv, request.gang, spec.parallel), gang_env(request.gang)
+        env = gang_env(request.gang)
+        if isinstance(spec, GenerateSpec) and isinstance(spec.split, StageChain):
+            return argv, env  # its servers meet without torchrun, and outlive each other
+        return torchrun_argv(argv, request.gang, spec.parallel), env
     except NoSuchAddressError as error:
         raise LaunchRefusedError(Reason.PREFLIGHT_FAILED, str(error)) from None
 

@@ -19,6 +19,7 @@ class Gang(JobDocument):
     master_port: Port
     own_address: IpAddress
     rendezvous_id: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    key: str = Field(default="", pattern=r"^([0-9a-f]{64})?$", repr=False)  # of a chain's messages
 
 
 class RunDevice(Message):

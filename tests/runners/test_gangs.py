@@ -15,7 +15,7 @@ from runners.attempts import AttemptFolder, Verdict
 from runners.client import ServerClient
 from runners.config import HostConfig, HostConfigError
 from runners.gangs import NoSuchAddressError, endpoint, gang_env, interface_of, torchrun_argv
-from runners.generate_options import TensorSplit
+from runners.generate_options import StageChain, TensorSplit
 from runners.jobspec import BenchmarkSpec, DataParallel, DemoModel, GenerateSpec, TrainSpec
 from runners.launch import LaunchRefusedError, gang_command
 from runners.messages import ClaimReply, RunRequest, Wanted
@@ -195,6 +195,14 @@ def test_a_generation_whose_model_is_split_is_shared_out():
 
     assert argv[:3] == ["python", "-m", "torch.distributed.run"]
     assert env["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+def test_servers_of_a_chain_meet_without_torchrun():
+    spec = GenerateSpec(model=DemoModel(), weight_dtype="fp32", split=StageChain())
+
+    argv, _env = gang_command(request(gang(), spec=spec), spec, COMMAND)
+
+    assert argv == COMMAND
 
 
 def test_a_host_without_the_address_refuses_before_anything_starts():

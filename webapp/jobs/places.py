@@ -1,5 +1,6 @@
 """Where the hosts of one job meet: an address of each, and a port of the first that is theirs."""
 
+import hmac
 from collections.abc import Sequence
 
 from runners.places import Gang
@@ -58,6 +59,7 @@ def gang_of(attempt: Attempt) -> Gang | None:
     leader = attempt.head
     if leader.master_port is None:
         return None
+    split = leader.job.spec.get("split") or {}
     num_gpus = attempt.allocations.filter(device__kind="gpu").count()
     return Gang(
         node_rank=attempt.node_rank,
@@ -67,4 +69,10 @@ def gang_of(attempt: Attempt) -> Gang | None:
         master_port=leader.master_port,
         own_address=attempt.address,
         rendezvous_id=leader.pk,
+        key=_chain_key(leader) if split.get("method") == "chain" else "",
     )
+
+
+def _chain_key(leader: Attempt) -> str:
+    """Return what the hosts of one attempt know together; the leader's fence stays its own."""
+    return hmac.digest(leader.fence.encode(), b"stage chain", "sha256").hex()

@@ -8,8 +8,16 @@ from planner.cost.parameters import count_parameters
 from planner.specs.model import ModelSpec
 from planner.specs.strategy import Strategy
 from runners.compress_options import QUANTISED_DTYPES
-from runners.generate_options import ExpertCache, LayerStreaming, Source
+from runners.generate_options import (
+    ExpertCache,
+    LayerStreaming,
+    PipelineSplit,
+    Source,
+    Split,
+    StageChain,
+)
 from runners.jobspec import (
+    DataParallel,
     DemoPrompts,
     FilePrompts,
     GenerateSpec,
@@ -120,6 +128,14 @@ def _expert_cache(shape: ModelSpec, share: float, place: Source) -> ExpertCache:
         )
     resident = (room - guesses) // num_layers
     return ExpertCache(experts_resident=resident, experts_from=place, guessed_experts=guesses)
+
+
+def kept_going(spec: GenerateSpec, policy: DataParallel) -> GenerateSpec:
+    """Return the document of a job that goes on without a lost host: its stages are a chain."""
+    if policy.on_lost_rank == "stop" or not isinstance(spec.split, PipelineSplit):
+        return spec
+    chain = StageChain(stages=spec.split.size)
+    return spec.model_copy(update={"split": chain, "parallel": policy})
 
 
 def is_weights_only(strategy: Strategy) -> bool:

@@ -19,6 +19,7 @@ from runners.jobspec import (
     CompressSpec,
     DemoModel,
     FolderModel,
+    GenerateSpec,
     ModelRef,
     ModelSpec,
     RandomModel,
@@ -32,7 +33,7 @@ from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
 from webapp.plans.compressing import compress_spec
 from webapp.plans.errors import DraftProblem
-from webapp.plans.generating import generate_spec, is_weights_only, offload_of
+from webapp.plans.generating import generate_spec, is_weights_only, kept_going, offload_of
 from webapp.plans.measuring import Measuring, usual_points
 from webapp.plans.models import Plan
 from webapp.plans.options import check_serving
@@ -144,9 +145,11 @@ def launch_of(
         spec = _endpoint_spec(plan, question, spec, endpoint, best)
     elif isinstance(spec, BenchmarkSpec):
         spec = _measured_spec(spec, measuring)
+    policy = policy_of(plan.draft["hardware"], spread)
     if isinstance(spec, TrainSpec):
-        policy = policy_of(plan.draft["hardware"], spread)
         spec = spec.model_copy(update={"parallel": policy})
+    if isinstance(spec, GenerateSpec):
+        spec = kept_going(spec, policy)
     return Launch(
         host=question.host,
         spec=spec,

@@ -10,7 +10,7 @@ from django.db.models import Q
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.plan import PlannedStrategy
 from planner.specs.strategy import Strategy
-from runners.generate_options import PipelineSplit, Split, TensorSplit
+from runners.generate_options import PipelineSplit, TensorSplit
 from runners.jobspec import ArtefactModel, DataParallel, ModelRef
 from webapp.accounts.models import Team
 from webapp.hosts.device import cluster_for_host
@@ -156,7 +156,7 @@ def _splits(strategy: Strategy) -> list[str]:
     return [name for field, name in SPLITS.items() if (getattr(strategy, field) or 1) > 1]
 
 
-def split_of(strategy: Strategy) -> Split | None:
+def split_of(strategy: Strategy) -> TensorSplit | PipelineSplit | None:
     """Return how a plan divides the model among ranks; None where it does not, or in two ways."""
     if len(_splits(strategy)) != 1:
         return None

@@ -348,7 +348,8 @@ class HardwareForm(StepForm):
         label="If a host is lost",
         choices=[("stop", "Stop the job"), ("shrink", "Go on with the others")],
         required=False,
-        help_text="A training that goes on starts again from its last checkpoint.",
+        help_text="A training that goes on starts again from its last checkpoint; of a generation "
+        "with pipeline stages, another host takes the lost one's layers.",
     )
     device = forms.ChoiceField(label="Device", choices=device_choices)
     devices_per_node = WholeNumber("Devices in one machine", 1, 1024)

@@ -6,9 +6,11 @@ from functools import partial
 
 from transformers import PreTrainedModel
 
+from runners.generate_options import StageChain
 from runners.jobs.generate.answering import Run, answer_all
 from runners.jobs.generate.caches import check_cache
 from runners.jobs.generate.chain import Chain
+from runners.jobs.generate.chained import work_in_chain
 from runners.jobs.generate.compiled import check_compiler
 from runners.jobs.generate.figures import notes_of
 from runners.jobs.generate.outputs import (
@@ -60,6 +62,8 @@ def work(job: Job) -> None:
     spec = job.spec_of(GenerateSpec)
     if spec.split is None:
         is_stopped = _answer(job, spec)
+    elif isinstance(spec.split, StageChain):
+        is_stopped = work_in_chain(job, spec, spec.split, partial(_answer, job, spec))
     else:
         is_stopped = work_on_ranks(job, spec, partial(_answer, job, spec))
     if is_stopped:

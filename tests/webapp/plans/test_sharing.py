@@ -4,12 +4,13 @@ import pytest
 from django.urls import reverse
 
 from planner.specs.strategy import Strategy
-from runners.generate_options import PipelineSplit, TensorSplit
+from runners.generate_options import PipelineSplit, StageChain, TensorSplit
 from runners.jobspec import ArtefactModel
 from tests.webapp.conftest import make_microbench
 from tests.webapp.jobs.gangs import make_hosts
 from webapp.hosts.models import Host
 from webapp.hosts.pools import pool_ensure
+from webapp.jobs.places import gang_of
 from webapp.modelhub.demo import demo_config
 from webapp.plans import sharing
 from webapp.plans.errors import DraftProblem
@@ -136,6 +137,28 @@ def test_a_generation_divides_the_model_over_the_hosts_as_it_was_pinned(
     job = plan_launch(plan=plan, by=alice)
     assert (job.num_hosts, job.devices_per_host, job.is_shared_out) == (2, 1, True)
     assert {each.address for each in job.attempts.all()} != {""}
+
+
+def test_a_generation_that_goes_on_without_a_lost_host_is_a_chain(make_plan, alice):
+    pins = {"pipeline_parallel_size": 2}
+    plan = in_a_folder(make_plan("generate", pins=pins, on_lost_rank="shrink"))
+
+    spec = launch_of(plan).spec
+
+    assert spec.split == StageChain(stages=2)
+    assert spec.parallel.on_lost_rank == "shrink"
+    job = plan_launch(plan=plan, by=alice)
+    first, second = (gang_of(each) for each in job.attempts.order_by("node_rank"))
+    assert len(first.key) == 64
+    assert first.key == second.key != job.current_attempt.fence
+
+
+def test_matrices_that_are_shared_stop_with_a_lost_host(make_plan):
+    pins = {"tensor_parallel_size": 2}
+
+    spec = launch_of(in_a_folder(make_plan("generate", pins=pins, on_lost_rank="shrink"))).spec
+
+    assert (spec.split.method, spec.parallel.on_lost_rank) == ("tensor", "stop")
 
 
 def test_a_model_without_weights_cannot_be_divided(make_plan):

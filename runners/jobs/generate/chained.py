@@ -1,0 +1,410 @@
+"""Generate through a chain of stage servers, on this host or on several, that may be lost.
+
+Each server holds a run of layers; this process has the ends of the model and keeps what went
+into each stage. When a server dies or falls silent, another takes its layers and is sent all of
+that again: the text goes on as if nothing had happened.
+Source: Borzunov et al., "Petals", arXiv:2209.01188 and 2312.08361.
+"""
+
+import contextlib
+import os
+import queue
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from runners.generate_options import StageChain
+from runners.jobs.events import EVENT_FD_VARIABLE
+from runners.jobs.generate.chain import Chain
+from runners.jobs.generate.link import Link, LinkLostError
+from runners.jobs.generate.stage_model import Call, Ends, divided, through
+from runners.jobs.generate.stage_server import Place
+from runners.jobs.loading import TORCH_DTYPES, load_tokenizer, opened_model, pick_device
+from runners.jobs.memory import tensor_bytes
+from runners.jobs.runtime import BadInputError, Job, num_threads
+from runners.jobspec import ArtefactModel, FolderModel, GenerateSpec
+from runners.places import Gang
+
+SERVER = "runners.jobs.generate.stage_server"
+LOOPBACK = "127.0.0.1"
+KEY_BYTES = 32
+LOOK_SECONDS = 0.2
+END_SECONDS = 30.0
+LOADING_SECONDS = 600.0  # a slow shared disk hands out some layers in minutes
+
+
+class StageLostError(Exception):
+    """No server is left for some layers."""
+
+
+class Servers:
+    """The server processes of this host: started again while the job allows, ended with it."""
+
+    def __init__(self, job: Job, place: Place, count: int, restarts: int) -> None:
+        self._job, self._place = job, place
+        self._restarts, self._count = restarts, count
+        self._processes = [self._start(at) for at in range(count)]
+
+    def look(self) -> bool:
+        """Start those again that died; return whether any lives."""
+        for at, process in enumerate(self._processes):
+            if process.poll() not in (None, 0) and self._restarts:
+                self._restarts -= 1
+                self._processes[at] = self._start(at)
+        return any(process.poll() is None for process in self._processes)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for them to end by themselves; kill those that do not. Return whether all did."""
+        deadline = time.monotonic() + seconds
+        codes = []
+        for process in self._processes:
+            try:
+                codes.append(process.wait(max(0.0, deadline - time.monotonic())))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                codes.append(process.wait())
+        return not any(codes)
+
+    @property
+    def pids(self) -> list[int]:
+        """Return the process ids, as started last."""
+        return [process.pid for process in self._processes]
+
+    def _start(self, at: int) -> "subprocess.Popen[str]":
+        ours = {name: value for name, value in os.environ.items() if name != EVENT_FD_VARIABLE}
+        env = ours | {"OMP_NUM_THREADS": str(max(1, num_threads() // self._count))}
+        if torch.cuda.is_available():
+            visible = env.get("CUDA_VISIBLE_DEVICES", "")
+            names = (
+                visible.split(",")
+                if visible
+                else [str(index) for index in range(torch.cuda.device_count())]
+            )
+            env["CUDA_VISIBLE_DEVICES"] = names[at % len(names)]
+        where = [str(self._job.attempt_dir), self._place.address, str(self._place.port)]
+        process = subprocess.Popen(
+            [sys.executable, "-m", SERVER, *where],
+            stdin=subprocess.PIPE,
+            env=env,
+            text=True,
+        )
+        if process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(f"{self._place.key.hex()}\n")
+                process.stdin.close()
+        return process
+
+
+class Desk:
+    """Where servers dial in; those that know the key wait here for layers."""
+
+    def __init__(self, address: str, port: int, key: bytes) -> None:
+        """Listen.
+
+        Raises:
+            BadInputError: that is not possible there.
+        """
+        self._key = key
+        self._waiting: queue.SimpleQueue[Link] = queue.SimpleQueue()
+        try:
+            self._socket = socket.create_server((address, port))
+        except OSError as error:
+            msg = f"the chain cannot be met at {address} port {port}: {error.strerror}"
+            raise BadInputError(f"{msg}; choose another address on the host's page") from error
+        self.place = Place(address, self._socket.getsockname()[1], key)
+        threading.Thread(target=self._accept, name="desk", daemon=True).start()
+
+    def next_server(self, seconds: float) -> Link | None:
+        """Return a server that waits for layers; None when none comes in time."""
+        with contextlib.suppress(queue.Empty):
+            return self._waiting.get(timeout=max(0.0, seconds))
+        return None
+
+    def close(self) -> None:
+        """Send everybody home who waits, and listen no more."""
+        while link := self.next_server(0.0):
+            with contextlib.suppress(LinkLostError):
+                link.send({"order": "end"})
+            link.close()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # whoever accepts returns
+        self._socket.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
+
+    def _greet(self, connection: socket.socket) -> None:
+        with contextlib.suppress(LinkLostError):
+            self._waiting.put(Link.answered(connection, self._key))
+
+
+@dataclass
+class Counts:
+    """What became of the servers."""
+
+    lost: int = 0
+    replayed_positions: int = 0
+    replay_seconds: float = 0.0
+    sent_bytes: int = 0
+
+
+@dataclass
+class Past:
+    """What went into a stage in one session: it can be sent again."""
+
+    hidden: list[torch.Tensor] = field(default_factory=list)
+    positions: list[torch.Tensor] = field(default_factory=list)
+    mask: torch.Tensor | None = None
+
+    def add(self, call: Call, hidden: torch.Tensor) -> None:
+        """Keep one pass's input."""
+        self.hidden.append(hidden.cpu())
+        self.positions.append(call.positions.cpu())
+        self.mask = None if call.mask is None else call.mask.cpu()
+
+
+FindServer = Callable[[], Link]
+
+
+class RemoteStage:
+    """A run of layers that some server holds."""
+
+    def __init__(
+        self, number: int, which: range, find: FindServer, asked: StageChain, counts: Counts
+    ) -> None:
+        self._number, self._which, self._find = number, which, find
+        self._asked, self._counts = asked, counts
+        self._past: dict[int, Past] = {}
+        self.link: Link | None = None
+
+    def run(self, call: Call, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what the layers make of ``hidden``, whoever computes it.
+
+        Raises:
+            StageLostError: no server is left.
+        """
+        self._past.setdefault(call.session, Past()).add(call, hidden)
+        while True:
+            try:
+                link = self.link or self._attach(but_last_of=call.session)
+                return self._ask(link, call.session, hidden, call.positions, call.mask)
+            except LinkLostError:
+                self.lose()
+
+    def forget(self, session: int) -> None:
+        """Let a session go, here and there."""
+        self._past.pop(session, None)
+        if self.link is not None:
+            try:
+                self._exchange(self.link, {"order": "forget", "session": session})
+            except LinkLostError:
+                self.lose()
+
+    def attach(self) -> None:
+        """Have a server take the layers.
+
+        Raises:
+            StageLostError: none is there.
+        """
+        while self.link is None:
+            try:
+                self._attach(but_last_of=None)
+            except LinkLostError:
+                self.lose()
+
+    def lose(self) -> None:
+        """Give the server up."""
+        if self.link is not None:
+            self.link.close()
+        self.link = None
+        self._counts.lost += 1
+
+    def _attach(self, *, but_last_of: int | None) -> Link:
+        """Find a server, have it take the layers, and replay what went into them."""
+        link = self._find()
+        link.wait_at_most(LOADING_SECONDS)
+        first, end = self._which.start, self._which.stop
+        self.link = link
+        self._exchange(link, {"order": "take", "first": first, "end": end})
+        link.wait_at_most(self._asked.silence_seconds)
+        began = time.monotonic()
+        for session, past in self._past.items():
+            count = len(past.hidden) - (session == but_last_of)
+            if count:
+                self._replay(link, session, past, count)
+        self._counts.replay_seconds += time.monotonic() - began
+        return link
+
+    def _replay(self, link: Link, session: int, past: Past, count: int) -> None:
+        hidden = torch.cat(past.hidden[:count], dim=1)
+        length = hidden.shape[1]
+        mask = None if past.mask is None else past.mask[:, :length]
+        self._ask(link, session, hidden, torch.cat(past.positions[:count], dim=1), mask)
+        self._counts.replayed_positions += length * len(hidden)
+
+    def _ask(
+        self,
+        link: Link,
+        session: int,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        tensors = {"hidden": hidden, "positions": positions}
+        if mask is not None:
+            tensors["mask"] = mask
+        return self._exchange(link, {"order": "run", "session": session}, tensors)["hidden"]
+
+    def _exchange(
+        self, link: Link, order: dict[str, object], tensors: dict[str, torch.Tensor] | None = None
+    ) -> dict[str, torch.Tensor]:
+        link.send({**order, "stage": self._number}, tensors)
+        self._counts.sent_bytes += sum(map(tensor_bytes, (tensors or {}).values()))
+        said = link.receive()
+        if refused := said.order.get("refused"):
+            raise BadInputError(str(refused))
+        return said.tensors
+
+
+class ServerChain(Chain):
+    """The client: the ends of the model, and who has its layers."""
+
+    def __init__(self, job: Job, spec: GenerateSpec, asked: StageChain) -> None:
+        """Meet the servers and give each its layers.
+
+        Raises:
+            BadInputError: the model cannot be divided so.
+            StageLostError: too few servers came in time.
+        """
+        super().__init__()
+        if not isinstance(spec.model, FolderModel | ArtefactModel):
+            msg = "stages read their layers from a model folder; source "
+            raise BadInputError(f"{msg}{spec.model.source} has none")
+        folder, self.device = opened_model(spec.model, job.host_dir), pick_device()
+        ends = Ends(folder, self.device, TORCH_DTYPES[spec.weight_dtype])
+        runs = divided(ends.model.config.num_hidden_layers, asked.stages)
+        self._ends, self.model = ends, ends.model
+        self.tokenizer: PreTrainedTokenizerFast | None = load_tokenizer(folder)
+        self.weight_bytes = sum(map(tensor_bytes, ends.model.parameters()))
+        self.counts, self._asked = Counts(), asked
+        gang = job.request.gang
+        address, port = (gang.master_address, gang.master_port) if gang else (LOOPBACK, 0)
+        self._desk = Desk(address, port, key_of(gang))
+        here = gang.num_processes if gang else asked.stages + asked.spares
+        self.servers = Servers(job, self._desk.place, here, asked.restarts)
+        self.stages = [
+            RemoteStage(number, which, self._find, asked, self.counts)
+            for number, which in enumerate(runs)
+        ]
+        self._is_on_one_host = gang is None
+        self._patience_seconds = spec.parallel.start_timeout_seconds
+        hosts = gang.num_nodes if gang else 1
+        self.where = f"a chain of {asked.stages} stages over {hosts} hosts; the client's figures"
+        try:
+            for stage in self.stages:
+                stage.attach()
+        except (BadInputError, StageLostError):
+            self._send_home(0.0)
+            raise
+        self._patience_seconds = asked.patience_seconds
+
+    def next_tokens(self, call: Call, ids: torch.Tensor) -> torch.Tensor:
+        """Put tokens through the chain and return the next one of each row."""
+        self.servers.look()
+        return self._ends.choose(through(self.stages, call, self._ends.embed(ids)))
+
+    def forget(self, session: int) -> None:
+        """Let a session go on every server."""
+        for stage in self.stages:
+            stage.forget(session)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Return 0: keys and values are with the servers."""
+        return 0
+
+    def finish(self, *, is_stopped: bool) -> None:
+        """Send all servers home."""
+        del is_stopped  # they end alike
+        self._send_home(END_SECONDS)
+
+    def _send_home(self, seconds: float) -> None:
+        """Let the servers end; kill those of this host that have not in time."""
+        for link in {stage.link for stage in self.stages if stage.link}:
+            with contextlib.suppress(LinkLostError):
+                link.send({"order": "end"})
+            link.close()
+        self._desk.close()
+        self.servers.wait(seconds)
+
+    def measured(self) -> dict[str, float]:
+        """Return what became of the servers."""
+        return {
+            "servers_lost": float(self.counts.lost),
+            "replayed_positions": float(self.counts.replayed_positions),
+            "replay_seconds": self.counts.replay_seconds,
+            "hidden_bytes_sent": float(self.counts.sent_bytes),
+        }
+
+    def _find(self) -> Link:
+        """Return a server for some layers: one that waits, or comes in time, or has others."""
+        deadline = time.monotonic() + self._patience_seconds
+        while time.monotonic() < deadline:
+            is_any_here = self.servers.look()
+            if link := self._desk.next_server(LOOK_SECONDS):
+                return link
+            if self._is_on_one_host and not is_any_here:
+                break
+        for stage in self.stages:
+            if stage.link is not None and not stage.link.is_closed:
+                return stage.link
+        msg = f"no server came within {self._patience_seconds:g} s, and none is left"
+        raise StageLostError(f"{msg} that could take more layers")
+
+
+def key_of(gang: Gang | None) -> bytes:
+    """Return the chain's key: the site's for several hosts, one of its own on this host."""
+    if gang is None:
+        return secrets.token_bytes(KEY_BYTES)
+    if not gang.key:
+        raise BadInputError("the site sent no key for this chain; update it, and try again")
+    return bytes.fromhex(gang.key)
+
+
+def work_in_chain(
+    job: Job, spec: GenerateSpec, asked: StageChain, answer: Callable[[Callable[[], Chain]], bool]
+) -> bool:
+    """Lead a chain, or serve in one; return whether it was stopped."""
+    gang = job.request.gang
+    if gang is not None and gang.node_rank > 0:
+        return serve_here(job, asked, gang)
+    try:
+        return answer(lambda: ServerChain(job, spec, asked))
+    except StageLostError as error:
+        sys.exit(f"RANK_LOST: {error}")
+
+
+def serve_here(job: Job, asked: StageChain, gang: Gang) -> bool:
+    """Keep this host's servers of a chain running until its client sends them home."""
+    place = Place(gang.master_address, gang.master_port, key_of(gang))
+    servers = Servers(job, place, gang.num_processes, asked.restarts)
+    while servers.look():
+        if job.stop_requested.wait(LOOK_SECONDS):
+            servers.wait(END_SECONDS)
+            return True
+    if not servers.wait(0.0):
+        sys.exit("RANK_LOST: the servers of this host ended before the client sent them home")
+    return False
