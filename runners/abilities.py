@@ -144,6 +144,11 @@ ABILITIES: dict[str, Ability] = {
         "transformers",
         f"{_GENERATE}/test_ranked.py::test_a_share_of_every_matrix_on_each_rank_writes_the_same",
     ),
+    "expert_parallel_inference": Ability(
+        "generate",
+        "transformers",
+        f"{_GENERATE}/test_ranked.py::test_whole_experts_on_each_rank_write_the_same",
+    ),
     "pipeline_parallel_inference": Ability(
         "generate",
         OWN,

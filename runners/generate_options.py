@@ -54,6 +54,13 @@ class TensorSplit(Option):
     size: int = Field(default=2, ge=2, le=1024)  # ranks
 
 
+class ExpertSplit(Option):
+    """Give each rank whole experts of every sparse layer, and a share of all other matrices."""
+
+    method: Literal["expert"] = "expert"
+    size: int = Field(default=2, ge=2, le=1024)  # ranks
+
+
 class PipelineSplit(Option):
     """Give each rank a run of layers: one works behind the other."""
 
@@ -75,5 +82,7 @@ class StageChain(Option):
     silence_seconds: float = Field(default=120.0, ge=1.0, le=7200.0)  # then one counts as lost
 
 
-Split = Annotated[TensorSplit | PipelineSplit | StageChain, Field(discriminator="method")]
+Split = Annotated[
+    TensorSplit | ExpertSplit | PipelineSplit | StageChain, Field(discriminator="method")
+]
 Offload = Annotated[LayerStreaming | MappedWeights | ExpertCache, Field(discriminator="method")]

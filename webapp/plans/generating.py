@@ -13,7 +13,6 @@ from runners.generate_options import (
     LayerStreaming,
     PipelineSplit,
     Source,
-    Split,
     StageChain,
 )
 from runners.jobspec import (

@@ -10,7 +10,7 @@ from django.db.models import Q
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.plan import PlannedStrategy
 from planner.specs.strategy import Strategy
-from runners.generate_options import PipelineSplit, TensorSplit
+from runners.generate_options import ExpertSplit, PipelineSplit, TensorSplit
 from runners.jobspec import ArtefactModel, DataParallel, ModelRef
 from webapp.accounts.models import Team
 from webapp.hosts.device import cluster_for_host
@@ -26,6 +26,8 @@ SPLITS = {
     "context_parallel_size": "context parallel",
     "expert_parallel_size": "expert parallel",
 }
+
+SHARED_EXPERTS = {SPLITS["tensor_parallel_size"], SPLITS["expert_parallel_size"]}
 
 
 class Spread(NamedTuple):
@@ -156,9 +158,15 @@ def _splits(strategy: Strategy) -> list[str]:
     return [name for field, name in SPLITS.items() if (getattr(strategy, field) or 1) > 1]
 
 
-def split_of(strategy: Strategy) -> TensorSplit | PipelineSplit | None:
-    """Return how a plan divides the model among ranks; None where it does not, or in two ways."""
-    if len(_splits(strategy)) != 1:
+def split_of(strategy: Strategy) -> TensorSplit | ExpertSplit | PipelineSplit | None:
+    """Return how a plan divides the model among ranks; None where it does not, or in two ways.
+
+    Experts that are whole stand beside shares of all else: that is one way, on the same ranks.
+    """
+    experts, ways = strategy.expert_parallel_size, set(_splits(strategy))
+    if experts == strategy.tensor_parallel_size and ways == SHARED_EXPERTS:
+        return ExpertSplit(size=experts or 1)
+    if len(ways) != 1:
         return None
     if (size := strategy.tensor_parallel_size or 1) > 1:
         return TensorSplit(size=size)

@@ -21,8 +21,9 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
+from transformers.distributed.configuration_utils import DistributedConfig
 
-from runners.generate_options import PipelineSplit, TensorSplit
+from runners.generate_options import ExpertSplit, PipelineSplit, TensorSplit
 from runners.jobs.generate.caches import cache_size
 from runners.jobs.generate.chain import Chain
 from runners.jobs.generate.stage_model import Call, Ends, Layers, divided, divisible_config
@@ -33,12 +34,8 @@ from runners.jobs.runtime import BadInputError, Job
 from runners.jobspec import ArtefactModel, DataParallel, FolderModel, GenerateSpec
 
 STEP, FORGET, END, STOP = range(4)
-DIVIDED_FIELDS = (
-    "num_attention_heads",
-    "num_key_value_heads",
-    "intermediate_size",
-    "moe_intermediate_size",
-)
+HEADS = ("num_attention_heads", "num_key_value_heads")
+WIDTHS = ("intermediate_size", "moe_intermediate_size")
 Answer = Callable[[Callable[[], Chain]], bool]  # what the lead does; whether it was stopped
 
 
@@ -78,7 +75,7 @@ def work_on_ranks(job: Job, spec: GenerateSpec, answer: Answer) -> bool:
 def part_of(job: Job, spec: GenerateSpec, ranks: Ranks) -> Part:
     """Return what this rank has of the job's model."""
     split = spec.split
-    if not isinstance(split, TensorSplit | PipelineSplit):
+    if not isinstance(split, TensorSplit | ExpertSplit | PipelineSplit):
         raise BadInputError("the job asks for no split over ranks")
     if split.size != ranks.size:
         msg = f"split {split.method} has size {split.size}, but {ranks.size} ranks were started"
@@ -87,9 +84,9 @@ def part_of(job: Job, spec: GenerateSpec, ranks: Ranks) -> Part:
         msg = f"ranks read their part from a model folder; source {spec.model.source} has none"
         raise BadInputError(msg)
     folder, dtype = opened_model(spec.model, job.host_dir), TORCH_DTYPES[spec.weight_dtype]
-    if isinstance(split, TensorSplit):
-        return TensorPart(folder, dtype, ranks.size)
-    return PipelinePart(folder, dtype, ranks)
+    if isinstance(split, PipelineSplit):
+        return PipelinePart(folder, dtype, ranks)
+    return TensorPart(folder, dtype, ranks.size, by_experts=split.method == "expert")
 
 
 class RankChain(Chain):
@@ -211,19 +208,24 @@ class PipelinePart:
 
 
 class TensorPart:
-    """A share of every matrix, as transformers' own plan for the architecture divides them."""
+    """A share of every matrix, as transformers' own plan for the architecture divides them.
 
-    def __init__(self, folder: Path, dtype: torch.dtype, size: int) -> None:
+    ``by_experts``: of the experts some, whole, and of every other matrix a share.
+    """
+
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, size: int, *, by_experts: bool = False
+    ) -> None:
         """Read this rank's shares.
 
         Raises:
             BadInputError: the ranks do not divide the model, or nobody has planned how.
         """
-        check_divides(divisible_config(folder), size)
+        check_divides(divisible_config(folder), size, by_experts=by_experts)
         self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             str(folder),
             dtype=dtype,
-            tp_plan="auto",
+            distributed_config=DistributedConfig(tp_size=size, ep_size=size if by_experts else 1),
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
@@ -259,16 +261,19 @@ class TensorPart:
         return sum(map(cache_size, self._caches.values()))
 
 
-def check_divides(config: PretrainedConfig, size: int) -> None:
-    """Refuse ranks that do not divide the heads: the first pass would fail.
+def check_divides(config: PretrainedConfig, size: int, *, by_experts: bool = False) -> None:
+    """Refuse ranks that do not divide the heads or the experts: the first pass would fail.
 
     Raises:
         BadInputError: with the field.
     """
-    for name in DIVIDED_FIELDS:
+    if by_experts and not getattr(config, "num_experts", None):
+        msg = f"a '{config.model_type}' model has no experts to divide"
+        raise BadInputError(f"{msg}; choose tensor or pipeline parallel")
+    for name in (*HEADS, "num_experts") if by_experts else (*HEADS, *WIDTHS):
         value = getattr(config, name, None)
         if isinstance(value, int) and value % size:
-            msg = f"{name} is {value}, which {size} ranks of tensor parallel do not divide"
+            msg = f"{name} is {value}, which {size} ranks do not divide"
             raise BadInputError(f"{msg}; choose a size that does, or pipeline parallel")
 
 

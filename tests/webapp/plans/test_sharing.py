@@ -4,7 +4,7 @@ import pytest
 from django.urls import reverse
 
 from planner.specs.strategy import Strategy
-from runners.generate_options import PipelineSplit, StageChain, TensorSplit
+from runners.generate_options import ExpertSplit, PipelineSplit, StageChain, TensorSplit
 from runners.jobspec import ArtefactModel
 from tests.webapp.conftest import make_microbench
 from tests.webapp.jobs.gangs import make_hosts
@@ -182,6 +182,8 @@ def test_what_does_not_run_on_a_divided_model_is_told_as_the_plans_problem(make_
         ({"tensor_parallel_size": 4}, TensorSplit(size=4)),
         ({"pipeline_parallel_size": 3}, PipelineSplit(size=3)),
         ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, None),
+        ({"tensor_parallel_size": 2, "expert_parallel_size": 2}, ExpertSplit(size=2)),
+        ({"tensor_parallel_size": 2, "expert_parallel_size": 4}, None),
         ({"context_parallel_size": 2}, None),
     ],
 )

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from runners.generate_options import StageChain
-from runners.jobs.generate import chained
+from runners.jobs.generate import desk
 from runners.jobs.generate.chained import (
     Counts,
-    Desk,
     RemoteStage,
     ServerChain,
     StageLostError,
     key_of,
     work_in_chain,
 )
+from runners.jobs.generate.desk import Desk
 from runners.jobs.generate.link import Link, LinkLostError
 from runners.jobs.generate.stage_model import Ends, Layers, divided
 from runners.jobs.generate.stage_server import Server
@@ -173,7 +173,7 @@ def test_what_a_server_refuses_is_told_and_not_tried_elsewhere(threads, tmp_path
 def test_without_a_server_that_comes_the_job_ends_by_name(
     host, trained_model, make_job, monkeypatch
 ):
-    monkeypatch.setattr(chained, "SERVER", "runners.jobs.no_such_server")
+    monkeypatch.setattr(desk, "SERVER", "runners.jobs.no_such_server")
     spec = spec_of(trained_model, restarts=1)
 
     with pytest.raises(SystemExit, match="RANK_LOST: no server came within"):
