@@ -1,7 +1,7 @@
 """How an endpoint is asked for: its limits, its address, who may use it, when it ends."""
 
 import hashlib
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -21,6 +21,8 @@ KeyHash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 ServedName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,119}$")]
 AnyPort = Annotated[int, Field(ge=0, le=65535)]
 FIRST_OPEN_PORT = 1024
+NO_ADAPTER = -1  # the number of the base among an endpoint's adapters
+EngineName = Literal["slipway", "llamacpp"]  # how each is started: runners/engines.py
 
 
 def key_hash(key: str) -> str:
@@ -37,6 +39,7 @@ class EndpointSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     served_name: ServedName = "model"  # by which clients ask for the model
+    engine: EngineName = "slipway"
     max_concurrency: PositiveInt = Field(default=16, le=1024)  # answered together; others wait
     queue_limit: NonNegativeInt = Field(default=256, le=100_000)  # waiting; others are refused
     max_length: PositiveInt | None = None  # tokens of prompt and answer; None: the model's own

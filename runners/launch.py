@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from runners import supervisor
+from runners.engines import engine_of, environment_of
+from runners.environment_messages import MAIN
+from runners.environments.builder import pip_variables
 from runners.gangs import NoSuchAddressError, gang_env, torchrun_argv
 from runners.generate_options import StageChain
 from runners.jobspec import (
@@ -67,7 +70,20 @@ def render_argv(spec: JobSpec, folder: Path) -> list[str]:
             Reason.VERSION_INCOMPATIBLE,
             f"this host runs {known}, not {spec.kind}; update its software",
         )
+    engine = engine_of(_named(spec))
+    if engine is not None and engine.environment != MAIN:
+        start = [sys.executable, "-m", "runners.jobs.in_environment", engine.environment]
+        return [*start, engine.module, str(folder)]
     return [sys.executable, "-m", module, str(folder)]
+
+
+def _named(spec: JobSpec) -> dict[str, object]:
+    return spec.model_dump(include={"kind", "engine"})
+
+
+def inherited_variables(spec: JobSpec) -> list[str]:
+    """Return the names of what a job's start may see of the agent: pip's, where it may build."""
+    return sorted(pip_variables()) if environment_of(_named(spec)) != MAIN else []
 
 
 def render_env(

@@ -17,6 +17,10 @@ import psutil
 from runners import launch, probe
 from runners.config import HostConfig, HostDir
 from runners.cuda import cuda_of_driver, cuda_of_torch
+from runners.environment_messages import MAIN
+from runners.environments.builder import needed_bytes
+from runners.environments.pins import PinsError
+from runners.environments.store import Store
 from runners.jobspec import ArtefactModel, FolderModel
 from runners.launch import LaunchRefusedError
 from runners.preflight_messages import Needs, PreflightCheck
@@ -31,6 +35,7 @@ KIND_PACKAGES = {
     "serve": ("uvicorn", "Jinja2"),
 }
 COMPILER = "g++"  # what torch.compile calls
+_SAME_VERSION = "Install the server's version on the host and start its agent again."
 INSTALL = "Install what is missing on the host: pip install 'slipway[worker,gpu]'."
 
 
@@ -67,7 +72,7 @@ def look(needs: Needs, place: Place) -> tuple[PreflightCheck, ...]:
 
 def _checks(needs: Needs, place: Place, library: probe.Library | None) -> Iterator[PreflightCheck]:
     yield _kind(needs)
-    yield _packages(needs)
+    yield _packages(needs) if needs.environment == MAIN else _environment(needs, place)
     yield _disk(place)
     yield from _compiler(needs)
     if place.config.slurm:  # what the node has free is Slurm's to see to
@@ -126,7 +131,7 @@ def _kind(needs: Needs) -> PreflightCheck:
     return _no(
         "kind",
         f"This host runs {known}, not {needs.kind}.",
-        "Install the server's version on the host and start its agent again.",
+        _SAME_VERSION,
     )
 
 
@@ -151,6 +156,26 @@ def _compiler(needs: Needs) -> Iterator[PreflightCheck]:
         f"The job compiles its decode step, and this host has no {COMPILER}.",
         f"Install {COMPILER} on the host, or launch without the compiled step.",
     )
+
+
+def _environment(needs: Needs, place: Place) -> PreflightCheck:
+    """Find the environment that a job runs in; one that is missing is built before the job."""
+    store = Store(place.host_dir)
+    try:
+        pins = store.pins(needs.environment)
+    except PinsError as error:
+        return _no("environment", f"{str(error)[:500]}.", _SAME_VERSION)
+    named = f"The environment {pins.name}, {len(pins.packages)} packages,"
+    if store.is_ready(pins):
+        return _yes("environment", f"{named} is built here.")
+    free = shutil.disk_usage(place.host_dir.path).free
+    needed = needed_bytes(pins) + place.config.min_free_bytes
+    figures = {"free_bytes": float(free), "needed_bytes": float(needed)}
+    sentence = f"{named} is not built here; the job builds it first, with {needed / GIB:.1f} GiB"
+    if free >= needed:
+        return _yes("environment", f"{sentence} of disk.", **figures)
+    remedy = f"Free {(needed - free) / GIB:.1f} GiB on the host, or remove another environment."
+    return _no("environment", f"{sentence} of disk; {free / GIB:.1f} are free.", remedy, **figures)
 
 
 def _version(name: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from pydantic import Field, FiniteFloat, NonNegativeInt
 
+from runners.environment_messages import MAIN
 from runners.jobspec import ArtefactModel, FolderModel
 from runners.wire import Message
 
@@ -13,6 +14,7 @@ class Needs(Message):
 
     kind: str
     weight_dtype: str = ""
+    environment: str = MAIN
     memory_bytes: NonNegativeInt = 0  # the least that its peak is predicted to be, per device
     model: FolderModel | ArtefactModel | None = Field(default=None, discriminator="source")
     gpus: tuple[str, ...] = ()  # uuids of the GPUs that it was given; none: every one there is

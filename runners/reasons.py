@@ -22,6 +22,7 @@ class Reason(StrEnum):
     PREFLIGHT_FAILED = "preflight_failed"
     ENGINE_START_FAILED = "engine_start_failed"
     ENVIRONMENT_FAILED = "environment_failed"
+    ENGINE_LOST = "engine_lost"
     START_TIMEOUT = "start_timeout"
     NEVER_STARTED = "never_started"
     SUPERVISOR_LOST = "supervisor_lost"

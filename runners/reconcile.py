@@ -227,6 +227,7 @@ class Reconciler:
             | env,
             "max_duration_seconds": request.max_duration_seconds,
             "memory_limit_bytes": self.config.job_memory_bytes,
+            "inherit": launch.inherited_variables(request.spec),
         }
 
     def _check_disk(self) -> None:

@@ -12,10 +12,11 @@ from contextlib import contextmanager
 
 import torch
 
+from runners.endpoint_spec import NO_ADAPTER
 from runners.jobs.adapter_files import Adapter, Pair
 from runners.jobs.memory import tensor_bytes
 
-NONE = -1  # the base alone
+NONE = NO_ADAPTER  # the base alone
 
 
 class Stack:

@@ -130,7 +130,11 @@ class SlurmLauncher:
         ends = self._limit_minutes(document) * 60 - END_MARGIN_SECONDS
         wanted = document.get("max_duration_seconds")
         shortest = ends if wanted is None else min(float(wanted), ends)
-        return {**document, "max_duration_seconds": shortest, "inherit": list(INHERIT)}
+        return {
+            **document,
+            "max_duration_seconds": shortest,
+            "inherit": [*document.get("inherit", ()), *INHERIT],
+        }
 
     def _limit_minutes(self, document: Mapping[str, Any]) -> int:
         """Return the time that Slurm is asked for: the job's own limit with a margin, or ours."""

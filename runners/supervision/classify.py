@@ -21,6 +21,7 @@ _TEXTS = (
     (Reason.NCCL_TIMEOUT, re.compile(r"NCCL.*timeout|Watchdog caught collective", re.IGNORECASE)),
     (Reason.DISK_FULL, re.compile(r"No space left")),
     (Reason.GPU_FAULT, re.compile(r"CUDA error: .*(ECC|Xid|unspecified launch)")),
+    (Reason.ENGINE_LOST, re.compile(r"^ENGINE_LOST: ", re.MULTILINE)),
     # Last: a rank that lost the others says nothing of why they went.
     (
         Reason.RANK_LOST,

@@ -56,6 +56,22 @@ def test_each_kind_of_job_has_its_own_module(spec, module):
     assert render_argv(spec, Path("/a/1")) == [sys.executable, "-m", module, "/a/1"]
 
 
+def test_an_engine_with_an_environment_of_its_own_is_started_in_it():
+    spec = ServeSpec(model=DemoModel(), engine="llamacpp")
+
+    started = [sys.executable, "-m", "runners.jobs.in_environment", "llamacpp"]
+    assert render_argv(spec, Path("/a/1")) == [*started, "runners.jobs.serve.llamacpp", "/a/1"]
+
+
+def test_only_a_job_that_may_build_hears_of_the_package_index(monkeypatch):
+    monkeypatch.setenv("PIP_INDEX_URL", "https://user:word@index")
+
+    own, other = (ServeSpec(model=DemoModel(), engine=name) for name in ("slipway", "llamacpp"))
+
+    assert launch.inherited_variables(own) == []
+    assert "PIP_INDEX_URL" in launch.inherited_variables(other)
+
+
 def test_a_kind_that_the_host_does_not_know_is_refused():
     spec = BenchmarkSpec.model_construct(kind="teleport", model=DemoModel())
 

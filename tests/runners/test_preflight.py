@@ -231,3 +231,28 @@ def test_looking_loads_no_torch(host_dir):
     command = [sys.executable, "-c", LOOK, str(host_dir.path)]
 
     assert subprocess.run(command, capture_output=True, check=True).stdout == b"False\n"
+
+
+def test_a_missing_environment_is_a_yes_with_what_its_build_takes(place):
+    check = checked(Needs(kind="serve", environment="llamacpp"), place)["environment"]
+
+    assert check.ok, check.sentence
+    assert "14 packages, is not built here; the job builds it first" in check.sentence
+
+
+def test_no_disk_for_an_environment_says_what_is_short(host_dir):
+    tight = Place(host_dir, HostConfig(min_free_bytes=2**60), (host_dir.models,))
+
+    check = checked(Needs(kind="serve", environment="llamacpp"), tight)["environment"]
+
+    assert not check.ok
+    assert check.remedy.startswith("Free ")
+    assert check.figures["needed_bytes"] > check.figures["free_bytes"] > 0
+
+
+def test_an_environment_that_this_host_does_not_know_is_refused_by_name(place):
+    check = checked(Needs(kind="serve", environment="elsewhere"), place)["environment"]
+
+    assert not check.ok
+    assert "knows the environments main, llamacpp" in check.sentence
+    assert "'elsewhere'" in check.sentence

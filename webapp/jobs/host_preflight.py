@@ -7,6 +7,7 @@ from django.db import transaction
 from django.db.models import Q
 
 from runners.compress_options import LIBRARY_DTYPES
+from runners.engines import environment_of
 from runners.messages import ClaimRequest
 from runners.preflight_messages import Needs, PreflightCheck
 from webapp.hosts.models import Host
@@ -27,6 +28,7 @@ def needs_of(attempt: Attempt) -> Needs:
         {
             "kind": attempt.job.kind,
             "weight_dtype": _dtype(spec),
+            "environment": environment_of(spec),
             "memory_bytes": int(peak.get("low") or peak.get("value") or 0),
             "model": model if model.get("source") in ON_DISK else None,
             "gpus": gpus,

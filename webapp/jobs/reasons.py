@@ -57,6 +57,11 @@ WORDS: Mapping[Reason, Words] = {
         "The engine did not start.",
         "Read the log for the missing piece, install it on the host and clone the job.",
     ),
+    Reason.ENGINE_LOST: Words(
+        "The engine behind the endpoint ended by itself, again and again.",
+        "The last lines of its log say how it ended; plan with fewer requests at once, or with "
+        "another engine.",
+    ),
     Reason.ENVIRONMENT_FAILED: Words(
         "The environment that the job runs in could not be built on the host.",
         "The last lines of its log name the cause; mend it, then build it on the host's page.",

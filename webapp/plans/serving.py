@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from runners.endpoint_spec import EngineName
+from runners.engines import ENGINES
 from runners.jobspec import ArtefactModel, ModelRef, NamedAdapter, ServeSpec
 from webapp.accounts.models import Team
 from webapp.core.problems import InvalidProblem
@@ -23,17 +25,23 @@ class EndpointWish(NamedTuple):
     key_hashes: tuple[str, ...] = ()
     idle_stop_seconds: float | None = None
     has_adapters: bool = False  # those that the team's jobs trained on the model
+    engine: EngineName = "slipway"
 
 
 def endpoint_wish_of(posted: Mapping[str, str], key_hashes: tuple[str, ...]) -> EndpointWish:
     """Return what the launch form says of an endpoint.
 
     Raises:
-        InvalidProblem: the minutes are no such number.
+        InvalidProblem: the minutes are no such number, or there is no such engine.
     """
+    engine = _engine_of(posted.get("engine", "slipway"))
     text, has_adapters = posted.get("idle", "").strip(), posted.get("adapters") == "yes"
+    if has_adapters and engine == "llamacpp":
+        raise InvalidProblem(
+            "engine", "llama.cpp serves no adapters here; choose Slipway's own engine for them."
+        )
     if not text:
-        return EndpointWish(key_hashes, has_adapters=has_adapters)
+        return EndpointWish(key_hashes, has_adapters=has_adapters, engine=engine)
     try:
         minutes = float(text)
     except ValueError:
@@ -44,7 +52,7 @@ def endpoint_wish_of(posted: Mapping[str, str], key_hashes: tuple[str, ...]) -> 
             f"“Stop it when nobody asks for” is {text[:20]}; it can be {LEAST_MINUTES:g} to "
             f"{MOST_MINUTES:g} minutes, or empty.",
         )
-    return EndpointWish(key_hashes, minutes * 60.0, has_adapters)
+    return EndpointWish(key_hashes, minutes * 60.0, has_adapters, engine)
 
 
 def adapters_of(team: Team, model: ModelRef) -> tuple[NamedAdapter, ...]:
@@ -64,6 +72,13 @@ def adapters_of(team: Team, model: ModelRef) -> tuple[NamedAdapter, ...]:
     )[:MOST_ADAPTERS]
 
 
+def _engine_of(text: str) -> EngineName:
+    for name in ENGINES:
+        if name == text:
+            return name
+    raise InvalidProblem("engine", f"“Engine” is {text[:20]}; choose {' or '.join(ENGINES)}.")
+
+
 def serve_spec(
     draft: Draft, model: ModelRef, fields: Mapping[str, Any], wish: EndpointWish
 ) -> ServeSpec:
@@ -71,13 +86,15 @@ def serve_spec(
 
     ``fields``: ``name``, ``weight_dtype``, ``positions``, the model's longest sequence if it is
     known, and ``max_batch_tokens``, those of a step if the plan says so. Pages are reserved for
-    what the plan has at once, at least for one request at its longest.
+    what the plan has at once, at least for one request at its longest. llama.cpp gives each
+    request as much as the longest may take, so that there the longest is the plan's.
     """
     values = draft["workload"]["serve"]
     planned = values["input_tokens"] + values["output_tokens"]
     limits: dict[str, int] = {}
     if positions := fields["positions"]:
-        longest = min(int(positions), max(planned, ROOM_TOKENS))
+        room = planned if wish.engine == "llamacpp" else max(planned, ROOM_TOKENS)
+        longest = min(int(positions), room)
         together = values["concurrency"] * min(planned, longest)
         limits = {"max_length": longest, "kv_cache_tokens": max(longest, together)}
     if step := fields["max_batch_tokens"]:
@@ -85,6 +102,7 @@ def serve_spec(
     return ServeSpec.model_validate(
         {
             "model": model,
+            "engine": wish.engine,
             "weight_dtype": fields["weight_dtype"],
             "served_name": served_name(str(fields["name"])),
             "max_concurrency": values["concurrency"],

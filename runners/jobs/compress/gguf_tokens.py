@@ -62,6 +62,8 @@ def write_tokens(writer: GGUFWriter, tokenizer: PreTrainedTokenizerFast, vocab_s
     ):
         if number is not None:
             add(number)
+    if isinstance(tokenizer.chat_template, str):
+        writer.add_chat_template(tokenizer.chat_template)
     first = tokenizer("a")["input_ids"][0]
     writer.add_add_bos_token(value=first == tokenizer.bos_token_id)
 

@@ -9,7 +9,7 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import NamedTuple
 
-from runners.jobs.mixed_adapters import NONE
+from runners.endpoint_spec import NO_ADAPTER
 from runners.jobs.serve.asgi import (
     ClientGoneError,
     Document,
@@ -20,11 +20,16 @@ from runners.jobs.serve.asgi import (
     send_json,
     send_part,
 )
-from runners.jobs.serve.engine import EngineEndedError, Piece, QueueFullError, Reply
+from runners.jobs.serve.contract import (
+    EngineEndedError,
+    Piece,
+    QueueFullError,
+    Ready,
+    Sampling,
+    Wish,
+)
 from runners.jobs.serve.protocol import Asked, AskedError
 from runners.jobs.serve.replies import Form, Written, usage
-from runners.jobs.serve.sampling import Sampling
-from runners.jobs.serve.service import Ready
 
 RETRY_SECONDS = 1
 STREAM_END = b"data: [DONE]\n\n"
@@ -38,7 +43,7 @@ class Wanted(NamedTuple):
     max_tokens: int | None
     top_logprobs: int | None
     param: str  # the field that the prompts came in
-    adapter: int = NONE
+    adapter: int = NO_ADAPTER
 
 
 class Order:
@@ -86,20 +91,19 @@ class Conversation:
         self.ready = ready
         self.order = order
         self.pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
-        self.replies = self._replies()
-        self.written = [Written() for _ in self.replies]
+        self.wishes = self._wishes()
+        self.written = [Written() for _ in self.wishes]
 
-    def _replies(self) -> list[Reply]:
+    def _wishes(self) -> list[Wish]:
         loop = asyncio.get_running_loop()
         order, longest = self.order, self.ready.engine.limits.max_length
-        replies: list[Reply] = []
+        wishes: list[Wish] = []
         for prompt in order.prompts:
             for choice in range(order.asked.num_choices):
-                deliver = partial(self._deliver, loop, len(replies))
+                deliver = partial(self._deliver, loop, len(wishes))
                 sampling = order.sampling(prompt, choice, longest)
-                answer = self.ready.reader.answer(order.asked.stops)
-                replies.append(Reply(prompt, sampling, answer, deliver, order.adapter))
-        return replies
+                wishes.append(Wish(prompt, sampling, deliver, order.adapter))
+        return wishes
 
     def _deliver(self, loop: asyncio.AbstractEventLoop, index: int, piece: Piece) -> None:
         with suppress(RuntimeError):  # the loop ended meanwhile
@@ -108,7 +112,7 @@ class Conversation:
     async def run(self, receive: Receive, send: Send) -> None:
         """Let the engine write, and send it; what nobody waits for is cancelled."""
         try:
-            self.ready.engine.submit(self.replies)
+            replies = self.ready.ask(self.wishes)
         except QueueFullError:
             message = "Too many requests wait already; try again shortly."
             raise AskedError(
@@ -125,7 +129,7 @@ class Conversation:
             self.ready.engine.cancel(
                 [
                     reply
-                    for reply, written in zip(self.replies, self.written, strict=True)
+                    for reply, written in zip(replies, self.written, strict=True)
                     if written.finish_reason is None
                 ]
             )
@@ -156,7 +160,7 @@ class Conversation:
         form = self.order.form
         headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        for index in range(len(self.replies)):
+        for index in range(len(self.wishes)):
             if opening := form.opening(index):
                 await self._send_chunk(send, opening)
         async for index, piece in pieces:

@@ -4,8 +4,7 @@ import hmac
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from runners.endpoint_spec import key_hash
-from runners.jobs.mixed_adapters import NONE
+from runners.endpoint_spec import NO_ADAPTER, key_hash
 from runners.jobs.serve.asgi import (
     ClientGoneError,
     Receive,
@@ -16,6 +15,7 @@ from runners.jobs.serve.asgi import (
     send_error,
     send_json,
 )
+from runners.jobs.serve.contract import Ready, TemplateRefusedError
 from runners.jobs.serve.conversation import Conversation, Order, Wanted
 from runners.jobs.serve.protocol import (
     COMPLETION_TOKENS,
@@ -24,8 +24,7 @@ from runners.jobs.serve.protocol import (
     asked_completion,
 )
 from runners.jobs.serve.replies import ChatForm, CompletionForm
-from runners.jobs.serve.service import Ready, Service
-from runners.jobs.serve.text import TemplateRefusedError
+from runners.jobs.serve.service import Service
 
 LOADING_SECONDS = 5  # clients are asked to wait so long
 PLAIN = b"text/plain; version=0.0.4; charset=utf-8"
@@ -100,14 +99,14 @@ class Door:
         await send_json(send, 200, self.service.model_card(name))
 
     def _adapter_of(self, name: str) -> int:
-        """Return the number of the adapter that a client asks for by name, ``NONE`` for the base.
+        """Return the number of the adapter that a client asks for by name, or the base's.
 
         Raises:
             AskedError: nothing of that name is served.
         """
         served, *adapters = self.service.names
         if name == served:
-            return NONE
+            return NO_ADAPTER
         if name not in adapters:
             also = f", with adapters {', '.join(adapters)}"[:500] if adapters else ""
             message = f"The model {name[:120]!r} is not served here; {served!r} is{also}."
@@ -135,7 +134,7 @@ class Door:
         adapter = self._adapter_of(asked.model)
         prompts = [await ready.prompt_ids(each) for each in asked.prompts]
         form = CompletionForm(
-            asked.model, ready.reader.token_text, has_logprobs=asked.logprobs is not None
+            asked.model, ready.token_text, has_logprobs=asked.logprobs is not None
         )
         limit = asked.max_tokens or COMPLETION_TOKENS
         return Order(asked, prompts, form, Wanted(limit, asked.logprobs, "prompt", adapter))
@@ -148,7 +147,7 @@ class Door:
         except TemplateRefusedError as refusal:
             message = f"The model's chat template refuses these messages: {refusal}"
             raise AskedError(400, message, param="messages") from None
-        form = ChatForm(asked.model, ready.reader.token_text, has_logprobs=bool(asked.logprobs))
+        form = ChatForm(asked.model, ready.token_text, has_logprobs=bool(asked.logprobs))
         top = (asked.top_logprobs or 0) if asked.logprobs else None
         limit = asked.max_completion_tokens or asked.max_tokens
         return Order(asked, [prompt], form, Wanted(limit, top, "messages", adapter))

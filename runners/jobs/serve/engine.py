@@ -10,42 +10,31 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from transformers import PreTrainedModel
 
 from runners.jobs.mixed_adapters import NONE, MixedAdapters
+from runners.jobs.serve.contract import (
+    Choice,
+    EngineEndedError,
+    FinishReason,
+    Limits,
+    Pending,
+    Piece,
+    QueueFullError,
+    Sampling,
+)
 from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.paging import PagedCache, Row, forward, pages_for
-from runners.jobs.serve.sampling import Choice, Sampling, choose, new_generator
-from runners.jobs.serve.text import Answer, Told
+from runners.jobs.serve.sampling import choose, new_generator
+from runners.jobs.serve.text import Answer
 
 WAIT_SECONDS = 0.5
 
-FinishReason = Literal["stop", "length", "error"]
-
-
-class QueueFullError(Exception):
-    """As many requests wait as may."""
-
-
-class EngineEndedError(Exception):
-    """The engine answers no more."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What came of an answer since the last piece."""
-
-    text: str = ""
-    told: Sequence[Told] = ()
-    finish_reason: FinishReason | None = None
-    output_tokens: int = 0  # in all
-
 
 @dataclass(eq=False)
-class Reply:
+class Reply(Pending):
     """One answer being written."""
 
     prompt: Sequence[int]
@@ -55,9 +44,6 @@ class Reply:
     adapter: int = NONE  # number of its adapter
     pages: list[int] = field(default_factory=list)
     computed: int = 0  # tokens whose keys and values are in the pages
-    is_cancelled: bool = False
-    asked_at: float = field(default_factory=time.perf_counter)
-    last_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.generator = new_generator(self.sampling)
@@ -72,17 +58,6 @@ class Reply:
     def num_written(self) -> int:
         """Return how many tokens of the answer there are."""
         return len(self.tokens) - len(self.prompt)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much the engine takes on."""
-
-    max_concurrency: int
-    queue_limit: int
-    max_length: int
-    end_ids: frozenset[int]
-    step_tokens: int = 512  # prompts are read in pieces of so many, beside what is decoding
 
 
 class Engine:
@@ -135,7 +110,7 @@ class Engine:
             self._waiting.extend(sequences)
             self._changed.notify_all()
 
-    def cancel(self, sequences: Sequence[Reply]) -> None:
+    def cancel(self, sequences: Sequence[Pending]) -> None:
         """Let answers go that nobody waits for; their pages are free after the current pass."""
         with self._changed:
             for each in sequences:

@@ -1,5 +1,10 @@
 """The model of an endpoint: loaded, its cache reserved, read both ways once, then served."""
 
+import asyncio
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
 from runners.jobs.adapter_files import base_digest, opened_adapter, read_adapter
 from runners.jobs.generate.packed import check_packable
 from runners.jobs.loading import (
@@ -12,17 +17,75 @@ from runners.jobs.loading import (
 from runners.jobs.memory import model_bytes, terms_held
 from runners.jobs.mixed_adapters import MixedAdapters
 from runners.jobs.runtime import BadInputError, Job
-from runners.jobs.serve.engine import Engine, Limits
+from runners.jobs.serve.contract import Limits, Wish
+from runners.jobs.serve.engine import Engine, Reply
 from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.paging import CHECK_TOKENS, PagedCache, check_paging, pages_for
-from runners.jobs.serve.service import Ready
+from runners.jobs.serve.protocol import AskedError
 from runners.jobs.serve.text import Reader
 from runners.jobspec import ServeSpec
 
 USUAL_TOKENS = 2048  # of a request, where neither the model nor the spec says less
 
 
-def load_ready(job: Job, spec: ServeSpec, figures: Figures) -> Ready:
+@dataclass(frozen=True)
+class LoadedReady:
+    """A loaded model: its engine, and its tokenizer, which one thread uses at a time."""
+
+    engine: Engine
+    reader: Reader
+    vocabulary: int
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    async def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        """Return a prompt's tokens, checked where the client sent tokens.
+
+        Raises:
+            AskedError: the model has no such token.
+        """
+        if isinstance(prompt, str):
+            return await asyncio.to_thread(self._prompt_ids, prompt)
+        if max(prompt, default=0) >= self.vocabulary:
+            message = f"prompt holds token {max(prompt)}; the model has {self.vocabulary}"
+            raise AskedError(400, message, param="prompt")
+        return list(prompt)
+
+    async def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Return a conversation's tokens.
+
+        Raises:
+            TemplateRefusedError: the template takes no such messages.
+        """
+        return await asyncio.to_thread(self._chat_ids, messages)
+
+    def _prompt_ids(self, text: str) -> list[int]:
+        with self._lock:
+            return self.reader.prompt_ids(text)
+
+    def _chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        with self._lock:
+            return self.reader.chat_ids(messages)
+
+    def token_text(self, token: int) -> str:
+        """Return the text of one token alone."""
+        return self.reader.token_text(token)
+
+    def ask(self, wishes: Sequence[Wish]) -> Sequence[Reply]:
+        """Have the answers of one request written.
+
+        Raises:
+            QueueFullError: too many wait already.
+            EngineEndedError: it has ended, by a fault or because it was told to.
+        """
+        replies = [
+            Reply(prompt, sampling, self.reader.answer(sampling.stops), deliver, adapter)
+            for prompt, sampling, deliver, adapter in wishes
+        ]
+        self.engine.submit(replies)
+        return replies
+
+
+def load_ready(job: Job, spec: ServeSpec, figures: Figures) -> LoadedReady:
     """Return the loaded model.
 
     Raises:
@@ -46,7 +109,7 @@ def load_ready(job: Job, spec: ServeSpec, figures: Figures) -> Ready:
         spec.max_concurrency, spec.queue_limit, longest, end_ids(loaded), spec.max_batch_tokens
     )
     engine = Engine(loaded.model, cache, limits, figures, adapters)
-    return Ready(engine, Reader(tokenizer), vocabulary)
+    return LoadedReady(engine, Reader(tokenizer), vocabulary)
 
 
 def _adapters(job: Job, spec: ServeSpec, loaded: LoadedModel) -> MixedAdapters | None:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from runners.jobs.serve.engine import FinishReason, Piece
-from runners.jobs.serve.text import UNFINISHED, Told
+from runners.jobs.serve.contract import UNFINISHED, FinishReason, Piece, Told
 
 Document = dict[str, Any]
 

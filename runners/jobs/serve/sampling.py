@@ -1,33 +1,12 @@
 """The next token of each sequence: greedy, or drawn by temperature, top-p and its own seed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
+from runners.jobs.serve.contract import Choice, Sampling
+
 LOWEST_LOGPROB = -9999.0  # JSON has no minus infinity
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How one answer is written, and what is told of it."""
-
-    max_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    seed: int | None = None
-    stops: tuple[str, ...] = ()
-    top_logprobs: int | None = None  # alternatives told beside each token; None: no logprobs
-    ignore_eos: bool = False
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A chosen token, its logarithmic probability before temperature, and the likeliest ones."""
-
-    token: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
 
 
 def new_generator(sampling: Sampling) -> torch.Generator:

@@ -1,58 +1,13 @@
 """What an endpoint is at this moment: loading, ready, draining or failed; and with which model."""
 
-import asyncio
-import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from runners.jobs.serve.engine import Engine
+from runners.jobs.serve.contract import Ready
 from runners.jobs.serve.figures import Figures
-from runners.jobs.serve.protocol import AskedError
-from runners.jobs.serve.text import Reader
 from runners.jobspec import ServeSpec
 
 State = Literal["loading", "ready", "draining", "failed"]
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A loaded model: its engine, and its tokenizer, which one thread uses at a time."""
-
-    engine: Engine
-    reader: Reader
-    vocabulary: int
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    async def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
-        """Return a prompt's tokens, checked where the client sent tokens.
-
-        Raises:
-            AskedError: the model has no such token.
-        """
-        if isinstance(prompt, str):
-            return await asyncio.to_thread(self._prompt_ids, prompt)
-        if max(prompt, default=0) >= self.vocabulary:
-            message = f"prompt holds token {max(prompt)}; the model has {self.vocabulary}"
-            raise AskedError(400, message, param="prompt")
-        return list(prompt)
-
-    async def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Return a conversation's tokens.
-
-        Raises:
-            TemplateRefusedError: the template takes no such messages.
-        """
-        return await asyncio.to_thread(self._chat_ids, messages)
-
-    def _prompt_ids(self, text: str) -> list[int]:
-        with self._lock:
-            return self.reader.prompt_ids(text)
-
-    def _chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        with self._lock:
-            return self.reader.chat_ids(messages)
 
 
 class Service:
@@ -96,6 +51,12 @@ class Service:
         self.touch()
         if self.state == "loading":
             self.state = "ready"
+
+    def lose(self) -> None:
+        """Take no requests until another engine is there, unless it ends anyway."""
+        self.loaded = None
+        if self.state == "ready":
+            self.state = "loading"
 
     def touch(self) -> None:
         """Note that somebody asks."""

@@ -9,21 +9,7 @@ from dataclasses import dataclass, field
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
-from runners.jobs.serve.sampling import Choice
-
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # a character whose last bytes are still to come
-
-
-class TemplateRefusedError(Exception):
-    """The model's chat template refuses these messages; the text is its own."""
-
-
-@dataclass(frozen=True)
-class Told:
-    """One token of an answer as logprobs tell it; ``at`` is where its text begins."""
-
-    choice: Choice
-    at: int
+from runners.jobs.serve.contract import UNFINISHED, Choice, TemplateRefusedError, Told
 
 
 @dataclass

@@ -1,10 +1,8 @@
 """Run real job processes in attempt folders, as a supervisor would, and read their events."""
 
-import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +13,7 @@ from typing import Any
 from runners.jobs.events import Emitter, read_events
 from runners.jobs.runtime import Job
 from runners.jobspec import DemoModel, JobSpec, TrainSpec
+from runners.launch import render_argv
 from runners.messages import RunRequest
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -87,10 +86,10 @@ class Host:
         return folder
 
     def start(self, folder: Path) -> subprocess.Popen[str]:
-        kind = json.loads((folder / "spec.json").read_text())["spec"]["kind"]
+        request = RunRequest.model_validate_json((folder / "spec.json").read_bytes())
         with (folder / "events.jsonl").open("ab") as events:
             return subprocess.Popen(
-                [sys.executable, "-m", f"runners.jobs.{kind}", str(folder)],
+                render_argv(request.spec, folder),
                 env=self.environment() | {"SLIPWAY_EVENT_FD": str(events.fileno())},
                 pass_fds=[events.fileno()],
                 stderr=subprocess.PIPE,

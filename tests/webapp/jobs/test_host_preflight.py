@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from pydantic import ValidationError
 
-from runners.jobspec import BenchmarkSpec, FolderModel
+from runners.jobspec import BenchmarkSpec, FolderModel, ServeSpec
 from runners.preflight_messages import PreflightCheck
 from tests.webapp.conftest import GIB, claim, make_beat, make_job
 from webapp.core.clock import now
@@ -149,3 +149,10 @@ def test_a_claimed_attempt_cannot_be_given_back(attempt):
 def test_a_check_that_no_database_should_keep_is_refused(check):
     with pytest.raises(ValidationError):
         PreflightCheck.model_validate({"name": "memory", "ok": True, **check})
+
+
+def test_the_environment_of_an_endpoints_engine_is_among_the_needs(team, alice, host):
+    spec = ServeSpec(model=FolderModel(path="llama"), engine="llamacpp")
+    job = job_submit(job=make_job(team, alice, host, spec=spec), by="alice")
+
+    assert needs_of(job.current_attempt).environment == "llamacpp"

@@ -1,11 +1,13 @@
 """A serve plan that stays up: what the host is asked, which keys are kept, what is refused."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from planner.specs.strategy import Strategy
 from runners.endpoint_spec import key_hash
+from runners.engines import ENGINES
 from runners.jobspec import ArtefactModel, ServeSpec
 from tests.webapp.conftest import client_of
 from tests.webapp.plans.conftest import with_model
@@ -186,3 +188,33 @@ def test_the_plans_tokens_of_a_step_reach_the_engine(plan, pins, tokens):
     plan.draft["pins"] = pins
 
     assert launch_of(plan, WISH).spec.max_batch_tokens == tokens
+
+
+def test_the_engine_that_was_chosen_stands_in_the_spec():
+    wish = endpoint_wish_of({"engine": "llamacpp"}, ())
+
+    assert wish.engine == "llamacpp"
+    assert EndpointWish().engine == "slipway"
+
+
+def test_llama_cpp_gets_a_place_of_the_plans_length_for_each_of_its_requests(plan):
+    spec = launch_of(plan, EndpointWish(engine="llamacpp")).spec
+
+    assert (spec.engine, spec.max_length, spec.kv_cache_tokens) == ("llamacpp", 96, 4 * 96)
+
+
+def test_an_engine_that_there_is_not_is_refused_with_those_there_are():
+    with pytest.raises(InvalidProblem, match="“Engine” is vllm; choose slipway or llamacpp"):
+        endpoint_wish_of({"engine": "vllm"}, ())
+
+
+def test_the_page_offers_every_engine_in_its_words():
+    page = Path("templates/wizard/review.html").read_text()
+
+    for name, engine in ENGINES.items():
+        assert f'<option value="{name}">{engine.words}</option>' in page
+
+
+def test_llama_cpp_with_adapters_is_refused_by_name():
+    with pytest.raises(InvalidProblem, match=r"llama\.cpp serves no adapters here"):
+        endpoint_wish_of({"engine": "llamacpp", "adapters": "yes"}, ())

@@ -12,7 +12,8 @@ import pytest
 
 from runners.jobs.runtime import BadInputError, MissingModelError
 from runners.jobs.serve.door import Door
-from runners.jobs.serve.job import listening, work
+from runners.jobs.serve.endpoint import listening
+from runners.jobs.serve.job import work
 from runners.jobs.serve.service import Service
 from runners.jobspec import RandomModel, ServeSpec
 from tests.runners.jobs.harness import TINY_CONFIG, Finished
