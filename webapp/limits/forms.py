@@ -13,15 +13,9 @@ from webapp.hosts.models import Host
 from webapp.limits.questions import Question
 from webapp.plans.words import GOAL_WORDS
 from webapp.wizard.defaults import DEFAULT_DEVICE, DEFAULT_MODEL, WORKLOADS, Draft, serve_draft
-from webapp.wizard.fields import device_choices
-from webapp.wizard.forms import (
-    WORKLOAD_FORMS,
-    GoalForm,
-    HardwareForm,
-    ModelForm,
-    PinsForm,
-    StepForm,
-)
+from webapp.wizard.fields import StepForm, device_choices
+from webapp.wizard.forms import GoalForm, HardwareForm, ModelForm, PinsForm
+from webapp.wizard.workload_forms import WORKLOAD_FORMS
 
 # What says how long a run is, and details that a limit does not turn on.
 UNASKED = {

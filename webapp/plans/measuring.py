@@ -12,7 +12,7 @@ from planner.specs.strategy import Strategy
 from planner.specs.workload import ServeWorkload
 from runners.load_options import LoadOptions
 from webapp.core.problems import InvalidProblem
-from webapp.plans.planning import estimate_serving
+from webapp.plans.planning import estimate_as_planned
 from webapp.plans.questions import Question
 from webapp.plans.verdict import figure_values
 
@@ -106,7 +106,7 @@ def estimate_at(
     if not isinstance(asked, ServeWorkload):
         return None
     workload = workload_at(asked, options.arrivals.kind, point)
-    return estimate_serving(question.request, workload, strategy)
+    return estimate_as_planned(question.request, workload, strategy)
 
 
 def curve_of(question: Question, strategy: Strategy, options: LoadOptions) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from planner.specs.estimate import Estimate, EstimateRequest
 from planner.specs.inverse import InverseAnswer, InverseQuestion, InverseRequest
 from planner.specs.plan import PlanAnswer, PlanRequest
 from planner.specs.strategy import Strategy
-from planner.specs.workload import GenerateWorkload, ServeWorkload
+from planner.specs.workload import GenerateWorkload, ServeWorkload, Workload
 from webapp.core.clock import now
 from webapp.core.wording import sentence
 from webapp.plans.completeness import missing_step, refuse_incomplete
@@ -115,24 +115,14 @@ def estimate_generation(
     workload = GenerateWorkload(
         batch_size=1, input_tokens=prompt_tokens, output_tokens=output_tokens
     )
-    question = EstimateRequest(
-        model=request.model,
-        cluster=request.cluster,
-        workload=workload,
-        strategy=Strategy.model_validate({"weight_dtype": weight_dtype}),
-        engine=request.engine,
-        host_calibration=request.host_calibration,
-    )
-    try:
-        return api.estimate(question)
-    except PlannerError:
-        return None
+    strategy = Strategy.model_validate({"weight_dtype": weight_dtype})
+    return estimate_as_planned(request, workload, strategy)
 
 
-def estimate_serving(
-    request: PlanRequest, workload: ServeWorkload, strategy: Strategy
+def estimate_as_planned(
+    request: PlanRequest, workload: Workload, strategy: Strategy
 ) -> Estimate | None:
-    """Return the cost of a plan's strategy with other callers, where it has one."""
+    """Return the cost of a strategy for a plan's model and hardware, where it has one."""
     question = EstimateRequest(
         model=request.model,
         cluster=request.cluster,

@@ -157,3 +157,13 @@ def device_choices() -> tuple[tuple[str, list[tuple[str, str]]], ...]:
 def model_ids() -> tuple[str, ...]:
     """Return every catalog model's id."""
     return tuple(entry.id for entry in list_models())
+
+
+class StepForm(forms.Form):
+    """A step of the wizard: no colon after labels, errors linked to their fields by Django."""
+
+    use_required_attribute = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("label_suffix", "")
+        super().__init__(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""One form per step; what they clean is what the draft stores."""
+"""What it is for, which model, where it runs; the work has its own forms per goal."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,18 +11,11 @@ from planner.errors import PlannerError
 from webapp.core.wording import sentence
 from webapp.hosts.models import Host, Pool
 from webapp.modelhub.models import TeamModel
-from webapp.plans.compressing import (
-    CODED_METHODS,
-    GROUPED_METHODS,
-    PATTERN,
-    PRUNING_METHODS,
-    STRUCTURAL_METHODS,
-)
 from webapp.wizard.fields import (
     ConfigJson,
     DecimalNumber,
+    StepForm,
     WholeNumber,
-    asked_for,
     device_choices,
     read_upload,
 )
@@ -48,71 +41,8 @@ SLOS = [
     ("code", "Code completion: first token within 0.5 s, then 33 tokens a second"),
     ("none", "No target"),
 ]
-TRAIN_METHODS = [
-    ("full", "Full: every weight"),
-    ("lora", "LoRA: low-rank adapters"),
-    ("qlora", "QLoRA: adapters over 4-bit weights"),
-]
-ADAPTER_METHODS = ("lora", "qlora")
-OPTIMIZERS = [
-    ("adamw", "AdamW"),
-    ("adamw_8bit", "AdamW, 8-bit states"),
-    ("adafactor", "Adafactor"),
-    ("lion", "Lion"),
-    ("sgd", "SGD"),
-]
-COMPRESSIONS = [
-    ("int8_weight_only", "8-bit whole numbers, weights only"),
-    ("int8_dynamic", "8-bit whole numbers, activations as well"),
-    ("fp8", "8-bit floats, weights only"),
-    ("int4_weight_only", "4-bit whole numbers in groups, weights only"),
-    ("nf4", "4-bit NormalFloat"),
-    ("gguf", "GGUF for llama.cpp: Q4_K_M, or Q8_0 with 8 bits"),
-    ("gptq", "GPTQ: error passed on, column by column"),
-    ("norm_tweaking", "Norm tweaking: GPTQ, then norms re-fitted; for 2 and 3 bits"),
-    ("quantease", "QuantEase: coordinate descent"),
-    ("awq", "AWQ: large inputs scaled up before rounding"),
-    ("finequant", "FineQuant: groups as coarse as each matrix allows"),
-    ("fptq", "FPTQ: 8-bit activations as well"),
-    ("sparsegpt", "SparseGPT: single weights to zero"),
-    ("llm_pruner", "LLM-Pruner: whole heads and channels removed"),
-    ("sheared_llama", "Sheared LLaMA: a smaller shape by learnt masks, then trained on"),
-    ("qmoe", "QMoE: ternary experts in an entropy code, for sparse models"),
-]
-CODE_BITS = [(str(bits), f"{bits} bits") for bits in (4, 3, 2, 8)]
-SPARSITIES = [
-    ("50", "Half"),
-    ("20", "A fifth"),
-    ("30", "30 per cent"),
-    ("60", "60 per cent"),
-    (PATTERN, "Two of each four weights"),
-]
-BATCHINGS = [
-    ("given", "In the order of the prompts"),
-    ("sorted", "Sorted by length"),
-    ("turbo", "By length, cut where it costs least"),
-    ("packed", "Without padding, all prompts of a batch in one row"),
-    ("continuous", "Continuous: the next prompt as soon as one is done"),
-]
-GUESSES = [("", "No guessing"), ("lookup", "Guess from the prompt's own words, one at a time")]
-KV_CACHES = [
-    ("plain", "As it is"),
-    ("fp8", "8 bits (fp8)"),
-    ("int4", "4 bits"),
-    ("int2", "2 bits"),
-]
 SOURCES = ("demo", "catalog", "team", "config", "folder")
 DTYPES = ["fp32", "bf16", "fp16", "fp8", "int8", "int4", "nf4"]
-
-
-class StepForm(forms.Form):
-    """A step of the wizard: no colon after labels, errors linked to their fields by Django."""
-
-    use_required_attribute = False
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("label_suffix", "")
-        super().__init__(*args, **kwargs)
 
 
 class GoalForm(StepForm):
@@ -208,138 +138,6 @@ class ModelForm(StepForm):
             self.add_error(name, sentence(error.message))
 
 
-class ServeForm(StepForm):
-    """Requests as they come."""
-
-    input_tokens = WholeNumber("Prompt length", 1, 1_000_000, "Tokens in a typical request")
-    output_tokens = WholeNumber("Answer length", 1, 1_000_000, "Tokens in a typical answer")
-    concurrency = WholeNumber("People at once", 1, 100_000, "Requests in flight together")
-    prefix_share_percent = WholeNumber(
-        "Shared beginning", 0, 99, "Per cent of the prompt that all requests share"
-    )
-
-
-class GenerateForm(StepForm):
-    """One pile of prompts."""
-
-    batch_size = WholeNumber("Batch size", 1, 100_000, "Sequences worked on together")
-    input_tokens = WholeNumber("Prompt length", 1, 1_000_000, "Tokens")
-    output_tokens = WholeNumber("Answer length", 1, 1_000_000, "Tokens")
-    prompts_path = forms.CharField(
-        label="Prompts file on the host",
-        required=False,
-        max_length=1000,
-        help_text="A prompt a line, or JSON lines with “prompt”, below the host's model folder; "
-        "empty takes one batch of the host's own text.",
-    )
-    batching = forms.ChoiceField(label="Batches", choices=BATCHINGS, required=False)
-    kv_cache = forms.ChoiceField(
-        label="Keys and values",
-        choices=KV_CACHES,
-        required=False,
-        help_text="How they are kept while a batch is answered",
-    )
-    guessing = forms.ChoiceField(
-        label="Guess ahead",
-        choices=GUESSES,
-        required=False,
-        help_text="The text stays the same; the job shows how many guesses were right",
-    )
-    decode_step = forms.ChoiceField(
-        label="Decode step",
-        choices=[("", "As it is"), ("compiled", "Compiled when the job starts")],
-        required=False,
-        help_text="Minutes before the first batch, then quicker; needs g++ on the host",
-    )
-
-    def clean_prompts_path(self) -> str:
-        """Refuse a path that climbs."""
-        path = str(self.cleaned_data.get("prompts_path") or "").strip()
-        if ".." in path.split("/") or "\x00" in path:
-            raise forms.ValidationError("A file's path may not climb with “..”.")
-        return path
-
-    def clean(self) -> dict[str, Any]:
-        """Refuse what does not run together."""
-        values = super().clean() or self.cleaned_data
-        is_narrow = values.get("kv_cache") not in {"", "plain"}
-        if is_narrow and (values.get("guessing") or values.get("batching") == "continuous"):
-            self.add_error("kv_cache", "Fewer bits run in batches only. Choose “As it is”.")
-        return values
-
-
-class PretrainForm(StepForm):
-    """A training run: how long the text pieces are, how many at once, for how long."""
-
-    sequence_length = WholeNumber("Sequence length", 8, 1_000_000, "Tokens in one piece of text")
-    global_batch_size = WholeNumber("Batch size", 1, 100_000, "Pieces of text in one step")
-    optimizer = forms.ChoiceField(label="Optimiser", choices=OPTIMIZERS)
-    time_budget_minutes = DecimalNumber(
-        "Time budget", 0.1, 100_000, "Minutes; stops when they are over", required=False
-    )
-    million_tokens = DecimalNumber(
-        "Or a number of tokens",
-        0.001,
-        1e9,
-        "Millions; empty means the time budget",
-        required=False,
-    )
-
-    def clean(self) -> dict[str, Any]:
-        """Refuse a run without an end."""
-        values = super().clean() or self.cleaned_data
-        ends = ("time_budget_minutes", "million_tokens")
-        if not any(values.get(name) or name in self.errors for name in ends):
-            self.add_error("time_budget_minutes", "Give a time budget or a number of tokens.")
-        return values
-
-
-class FinetuneForm(PretrainForm):
-    """A training run that starts from trained weights."""
-
-    method = forms.ChoiceField(label="Method", choices=TRAIN_METHODS)
-    lora_rank = WholeNumber("Adapter rank", 1, 1024, "For LoRA and QLoRA")
-    field_order = ["method", "lora_rank"]
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        asked_for(self.fields["lora_rank"], ADAPTER_METHODS)
-
-
-class CompressForm(StepForm):
-    """Smaller weights."""
-
-    method = forms.ChoiceField(label="Method", choices=COMPRESSIONS)
-    bits = forms.TypedChoiceField(
-        label="Bits",
-        choices=CODE_BITS,
-        coerce=int,
-        required=False,
-        empty_value=None,
-        help_text="For GGUF and the methods from GPTQ to FPTQ; empty means 4",
-    )
-    group_size = WholeNumber("Group size", 8, 4096, "Weights that share one scale")
-    sparsity = forms.ChoiceField(
-        label="What goes",
-        choices=SPARSITIES,
-        required=False,
-        help_text="For SparseGPT and LLM-Pruner; empty means half",
-    )
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        asked_for(self.fields["bits"], ("gguf", *CODED_METHODS))
-        asked_for(self.fields["group_size"], GROUPED_METHODS)
-        asked_for(self.fields["sparsity"], PRUNING_METHODS)
-
-    def clean(self) -> dict[str, Any]:
-        """Refuse a pattern of single weights where whole channels go."""
-        values = super().clean() or self.cleaned_data
-        if values.get("method") in STRUCTURAL_METHODS and values.get("sparsity") == PATTERN:
-            self.add_error("sparsity", "This method removes whole heads. Choose a share.")
-        return values
-
-
 class HardwareForm(StepForm):
     """Where it runs: one of the team's hosts, or hardware that is only thought of."""
 
@@ -388,12 +186,3 @@ class PinsForm(StepForm):
     activation_recomputation = forms.ChoiceField(
         label="Recompute activations", choices=_auto(["none", "selective", "full"]), required=False
     )
-
-
-WORKLOAD_FORMS: dict[str, type[StepForm]] = {
-    "serve": ServeForm,
-    "generate": GenerateForm,
-    "finetune": FinetuneForm,
-    "pretrain": PretrainForm,
-    "compress": CompressForm,
-}

@@ -26,8 +26,8 @@ from webapp.plans.planning import current_answer, plan_compute
 from webapp.plans.sharing import pool_words
 from webapp.plans.verdict import problem_verdict, suggestion_chips, verdict_of
 from webapp.plans.words import plan_title, short_name
-from webapp.wizard.fields import model_ids
-from webapp.wizard.forms import GOAL_CHOICES, PinsForm, StepForm
+from webapp.wizard.fields import StepForm, model_ids
+from webapp.wizard.forms import GOAL_CHOICES, PinsForm
 from webapp.wizard.steps import (
     STEPS,
     Options,

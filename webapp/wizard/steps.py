@@ -20,14 +20,9 @@ from webapp.plans.words import (
     model_words,
     workload_words,
 )
-from webapp.wizard.forms import (
-    WORKLOAD_FORMS,
-    GoalForm,
-    HardwareForm,
-    ModelForm,
-    PinsForm,
-    StepForm,
-)
+from webapp.wizard.fields import StepForm
+from webapp.wizard.forms import GoalForm, HardwareForm, ModelForm, PinsForm
+from webapp.wizard.workload_forms import WORKLOAD_FORMS
 
 Draft = dict[str, Any]
 

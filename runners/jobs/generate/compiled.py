@@ -12,6 +12,7 @@ Source: Wang et al. 2021 (LightSeq), arXiv:2010.13887; Li et al. 2021 (EET), arX
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,12 @@ from transformers import PreTrainedModel, StaticCache
 from runners.jobs.generate.caches import cache_size
 from runners.jobs.generate.packed import check_packable
 from runners.jobs.generate.static import (
-    Answer,
     BatchRun,
     Ids,
     Limits,
     Padded,
-    StopRequestedError,
     now,
-    take_tokens,
+    write_out,
 )
 from runners.jobs.runtime import BadInputError
 
@@ -91,17 +90,14 @@ class CompiledStep:
         shown, at = self._shown(filled, device), padded.ids.shape[1]
         tokens = self.forward(padded.ids, self._mask(shown, 0, at), padded.positions)
         prefilled = now(device)
-        answers = [Answer() for _ in prompts]
-        open_rows = take_tokens(answers, list(range(len(answers))), tokens, limits)
-        steps = 0
-        while open_rows:
-            if limits.should_stop():
-                raise StopRequestedError
+        places = count(at)
+
+        def step(last: torch.Tensor) -> torch.Tensor:
             padded.advance()
-            mask = self._mask(shown, at + steps, 1)
-            tokens = self._compiled(tokens[:, None], mask, padded.positions)
-            open_rows = take_tokens(answers, open_rows, tokens, limits)
-            steps += 1
+            mask = self._mask(shown, next(places), 1)
+            return self._compiled(last, mask, padded.positions)
+
+        answers, steps = write_out(tokens, len(prompts), limits, step)
         ended = now(device)
         size = cache_size(self.cache)
         return BatchRun(answers, prefilled - began, ended - prefilled, steps, size)

@@ -88,18 +88,37 @@ def run_batch(
     else:
         tokens = padded.step(model, padded.ids, cache)
     prefilled = now(device)
-    answers = [Answer() for _ in prompts]
-    open_rows = take_tokens(answers, list(range(len(answers))), tokens, limits)
+    answers, steps = write_out(
+        tokens, len(prompts), limits, lambda last: padded.step(model, last, cache)
+    )
+    ended = now(device)
+    held = cache.close() if isinstance(cache, Session) else cache_size(cache)
+    return BatchRun(answers, prefilled - began, ended - prefilled, steps, held)
+
+
+def write_out(
+    tokens: torch.Tensor,
+    num_rows: int,
+    limits: Limits,
+    step: Callable[[torch.Tensor], torch.Tensor],
+) -> tuple[list[Answer], int]:
+    """Return the answers that begin with ``tokens`` [rows], and how many steps they took.
+
+    ``step`` takes the last tokens [rows, 1] and returns the next ones [rows].
+
+    Raises:
+        StopRequestedError: the job is to stop.
+    """
+    answers = [Answer() for _ in range(num_rows)]
+    open_rows = take_tokens(answers, list(range(num_rows)), tokens, limits)
     steps = 0
     while open_rows:
         if limits.should_stop():
             raise StopRequestedError
-        tokens = padded.step(model, tokens[:, None], cache)
+        tokens = step(tokens[:, None])
         open_rows = take_tokens(answers, open_rows, tokens, limits)
         steps += 1
-    ended = now(device)
-    held = cache.close() if isinstance(cache, Session) else cache_size(cache)
-    return BatchRun(answers, prefilled - began, ended - prefilled, steps, held)
+    return answers, steps
 
 
 @dataclass

@@ -21,7 +21,7 @@ from runners.jobs.serve.contract import Limits, Wish
 from runners.jobs.serve.engine import Engine, Reply
 from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.paging import CHECK_TOKENS, PagedCache, check_paging, pages_for
-from runners.jobs.serve.protocol import AskedError
+from runners.jobs.serve.protocol import known_ids
 from runners.jobs.serve.text import Reader
 from runners.jobspec import ServeSpec
 
@@ -45,10 +45,7 @@ class LoadedReady:
         """
         if isinstance(prompt, str):
             return await asyncio.to_thread(self._prompt_ids, prompt)
-        if max(prompt, default=0) >= self.vocabulary:
-            message = f"prompt holds token {max(prompt)}; the model has {self.vocabulary}"
-            raise AskedError(400, message, param="prompt")
-        return list(prompt)
+        return known_ids(prompt, self.vocabulary)
 
     async def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Return a conversation's tokens.

@@ -190,6 +190,18 @@ class AskedChat(Asked):
         return found
 
 
+def known_ids(prompt: Sequence[int], vocabulary: int) -> list[int]:
+    """Return a prompt that came as tokens, for a model of so many.
+
+    Raises:
+        AskedError: the model has no such token.
+    """
+    if max(prompt, default=0) >= vocabulary:
+        message = f"prompt holds token {max(prompt)}; the model has {vocabulary}"
+        raise AskedError(400, message, param="prompt")
+    return list(prompt)
+
+
 OneAsked = TypeVar("OneAsked", AskedCompletion, AskedChat)
 
 

@@ -19,7 +19,7 @@ from webapp.plans.errors import DraftProblem
 from webapp.plans.generating import is_weights_only, offload_of
 from webapp.plans.launching import launch_note, launch_of
 from webapp.plans.planning import current_answer
-from webapp.wizard.forms import GenerateForm
+from webapp.wizard.workload_forms import GenerateForm
 
 pytestmark = pytest.mark.django_db
 DENSE = ModelSpec(

@@ -23,7 +23,6 @@ from webapp.wizard.defaults import (
 )
 from webapp.wizard.drafts import suggestion_apply
 from webapp.wizard.fields import device_choices, model_ids
-from webapp.wizard.forms import COMPRESSIONS, WORKLOAD_FORMS
 from webapp.wizard.steps import (
     SLUGS,
     STEPS,
@@ -34,6 +33,7 @@ from webapp.wizard.steps import (
     step_form,
     summaries,
 )
+from webapp.wizard.workload_forms import COMPRESSIONS, WORKLOAD_FORMS
 
 NOBODY = Options(Team(name="Nobody"), (), ())
 

@@ -14,7 +14,7 @@ from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.llamacpp.answers import Answer
 from runners.jobs.serve.llamacpp.process import EngineProcess, Shape
 from runners.jobs.serve.llamacpp.writer import LlamaWriter
-from runners.jobs.serve.protocol import AskedError
+from runners.jobs.serve.protocol import AskedError, known_ids
 from runners.jobspec import ArtefactModel, FolderModel, ModelRef, ServeSpec
 
 USUAL_TOKENS = 2048  # of a request, where neither the model nor the spec says less
@@ -56,10 +56,7 @@ class LlamaReady:
         """
         if isinstance(prompt, str):
             return await self._tokens(prompt, is_plain=True)
-        if max(prompt, default=0) >= self._vocabulary:
-            message = f"prompt holds token {max(prompt)}; the model has {self._vocabulary}"
-            raise AskedError(400, message, param="prompt")
-        return list(prompt)
+        return known_ids(prompt, self._vocabulary)
 
     async def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Return a conversation's tokens, by the model's template or as plain lines.
