@@ -8,6 +8,8 @@ from django.views.decorators.http import require_GET
 
 from planner.errors import UnknownTechniqueError
 from planner.techniques.registry import TECHNIQUES, get
+from webapp.core.benches.ratios import level_of, stored
+from webapp.modelhub.states import row_of
 
 PHASES = (
     ("compression", "Compression"),
@@ -26,7 +28,9 @@ def technique_list(request: HttpRequest) -> HttpResponse:
         for technique in TECHNIQUES.values()
         if all(word in f"{technique.key} {technique.title}".lower() for word in words)
     ]
-    groups = [(name, [one for one in found if phase in one.phases]) for phase, name in PHASES]
+    kept = stored()
+    rows = [(one, level_of(one.key, kept)) for one in found]
+    groups = [(name, [row for row in rows if phase in row[0].phases]) for phase, name in PHASES]
     context = {"groups": groups, "filter": query, "num": len(found)}
     return render(request, "techniques/list.html", context)
 
@@ -42,5 +46,6 @@ def technique_detail(request: HttpRequest, key: str) -> HttpResponse:
         "technique": technique,
         "phases": [name for phase, name in PHASES if phase in technique.phases],
         "settings": json.dumps(technique.settings, indent=2),
+        "row": row_of(key, stored()),
     }
     return render(request, "techniques/detail.html", context)

@@ -47,6 +47,10 @@ LOOKS = {
     "absent": Look("", "draft", "Not built"),
     "building": Look("live", "turn", "Building"),
     "outdated": Look("warn", "triangle", "Of other versions"),
+    # techniques
+    "planned": Look("", "draft", "Planned"),
+    "runs": Look("good", "check", "Runs"),
+    "proven": Look("good", "check", "Runs, proven"),
     # plans and verdicts
     "computed": Look("good", "check", "Computed"),
     "fits": Look("good", "check", "Fits"),
