@@ -11,7 +11,13 @@ from typing import Any, NamedTuple
 import httpx
 from django import forms
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
+from django.http import (
+    HttpRequest,
+    HttpResponse,
+    HttpResponseBase,
+    QueryDict,
+    StreamingHttpResponse,
+)
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
@@ -46,6 +52,14 @@ class PlaygroundForm(forms.Form):
         label="At most, in tokens", min_value=1, max_value=100_000, initial=64
     )
 
+    def __init__(self, job: Job, data: QueryDict | None = None) -> None:
+        super().__init__(data)
+        adapters = [each["name"] for each in job.spec.get("adapters", ())]
+        if adapters:
+            base = job.spec.get("served_name", "")
+            choices = [(base, f"{base}, no adapter"), *((name, name) for name in adapters)]
+            self.fields["model"] = forms.ChoiceField(choices=choices)
+
 
 class Call(NamedTuple):
     """One request to an endpoint."""
@@ -61,7 +75,7 @@ def playground(request: HttpRequest, job_id: str) -> HttpResponse:
     job = _job_for(request, job_id)
     if job.kind != "serve":
         return redirect("job-detail", job.pk)
-    return _page(request, job, PlaygroundForm())
+    return _page(request, job, PlaygroundForm(job))
 
 
 @require_POST
@@ -70,7 +84,7 @@ def playground_answer(request: HttpRequest, job_id: str) -> HttpResponseBase:
     job = _job_for(request, job_id)
     if job.kind != "serve":
         return redirect("job-detail", job.pk)
-    form = PlaygroundForm(request.POST)
+    form = PlaygroundForm(job, request.POST)
     endpoint = endpoint_of(job)
     is_stream = request.headers.get("Accept") == STREAM
     if not form.is_valid() or endpoint is None or not endpoint.is_local:
@@ -115,7 +129,7 @@ def call_of(job: Job, endpoint: Endpoint, values: dict[str, Any], *, stream: boo
     hashes = job.spec.get("key_hashes") or [""]
     headers = {"Authorization": f"Bearer {playground_key(hashes[0])}"} if endpoint.has_keys else {}
     fields = {name: values[name] for name in ("temperature", "max_tokens")}
-    document = {"model": endpoint.model, "stream": stream, **fields}
+    document = {"model": values.get("model") or endpoint.model, "stream": stream, **fields}
     if values["form"] == "chat":
         messages = [{"role": "user", "content": values["prompt"]}]
         return Call(f"{endpoint.url}/chat/completions", headers, document | {"messages": messages})

@@ -17,6 +17,7 @@ ROOM_TOKENS = 4096  # a request may be so long, even where the plan's are shorte
 LEAST_MINUTES, MOST_MINUTES = 0.1, 10_080.0
 NAME_LENGTH = 100
 MOST_ADAPTERS = 64
+ADAPTER_ID_LENGTH = 6
 
 
 class EndpointWish(NamedTuple):
@@ -62,14 +63,24 @@ def adapters_of(team: Team, model: ModelRef) -> tuple[NamedAdapter, ...]:
     found = Artefact.objects.filter(
         kind="adapter", attempt__job__team=team, facts__base__attempt_id=model.attempt_id
     ).order_by("-created_at")
+    fitting = [each for each in found.select_related("attempt__job") if _is_of(each, model)]
     return tuple(
         NamedAdapter(
-            name=f"adapter-{each.attempt_id.lower()}",
+            name=_adapter_name(each),
             adapter=ArtefactModel(attempt_id=each.attempt_id, name=each.name),
         )
-        for each in found
-        if each.facts["base"] == model.model_dump()
-    )[:MOST_ADAPTERS]
+        for each in fitting[:MOST_ADAPTERS]
+    )
+
+
+def _is_of(adapter: Artefact, model: ArtefactModel) -> bool:
+    return bool(adapter.facts["base"] == model.model_dump())
+
+
+def _adapter_name(adapter: Artefact) -> str:
+    """Return its job's name, told from others of the same name by the attempt's last letters."""
+    end = adapter.attempt_id[-ADAPTER_ID_LENGTH:].lower()
+    return f"{served_name(adapter.attempt.job.name)}-{end}"
 
 
 def _engine_of(text: str) -> EngineName:

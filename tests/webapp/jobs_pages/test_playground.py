@@ -56,6 +56,26 @@ def test_the_job_page_shows_the_address_and_how_to_ask(told, alice):
     assert "$OPENAI_API_KEY" in page
 
 
+def test_the_playground_asks_the_adapter_that_was_chosen(told, alice):
+    job = told()
+    adapter = {"name": "poems-1", "adapter": {"source": "folder", "path": "poems"}}
+    job.spec |= {"adapters": [adapter], "served_name": "tiny"}
+    job.save()
+
+    page = page_of(alice, job, "playground/")
+    call = call_of(job, endpoint_of(job), {**VALUES, "model": "poems-1"}, stream=False)
+
+    assert '<option value="poems-1">poems-1</option>' in page
+    assert call.document["model"] == "poems-1"
+
+
+def test_without_adapters_the_playground_asks_for_no_model(told, alice):
+    job = told()
+
+    assert 'name="model"' not in page_of(alice, job, "playground/")
+    assert call_of(job, endpoint_of(job), VALUES, stream=False).document["model"] == "tiny"
+
+
 def test_before_it_answers_the_page_says_that_it_comes_up(told, alice, attempt):
     job = told()
     attempt.events.filter(kind="endpoint").delete()

@@ -93,7 +93,8 @@ def test_an_endpoint_takes_the_adapters_that_were_trained_on_its_model(plan, ada
     spec = launch_of(plan, WISH._replace(has_adapters=True)).spec
 
     assert 'name="adapters"' in page
-    assert [each.name for each in spec.adapters] == [f"adapter-{adapter.attempt_id.lower()}"]
+    name = f"{served_name(adapter.attempt.job.name)}-{adapter.attempt_id[-6:].lower()}"
+    assert [each.name for each in spec.adapters] == [name]
     assert spec.adapters[0].adapter.attempt_id == adapter.attempt_id
     assert launch_of(plan, WISH).spec.adapters == ()
 
