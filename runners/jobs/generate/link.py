@@ -96,7 +96,7 @@ class Link:
             names = (b"dialler", b"listener") if is_dialler else (b"listener", b"dialler")
             link._own, link._other = (hmac.digest(key, name + nonces, "sha256") for name in names)
             link.send({"greeting": True})
-            link.receive()
+            link.receive(most_bytes=0)  # who has not proven anything fills no memory
         except LinkLostError:
             link.close()
             raise
@@ -123,14 +123,14 @@ class Link:
         self._send_all(payload)
         self._send_all(signature)
 
-    def receive(self) -> Said:
-        """Return the next message.
+    def receive(self, most_bytes: int = MAX_PAYLOAD_BYTES) -> Said:
+        """Return the next message, with tensors of so many bytes at most.
 
         Raises:
             LinkLostError: none came, or not from the other end as it was sent.
         """
         header_bytes, payload_bytes = SIZES.unpack(self._take(SIZES.size))
-        if header_bytes > MAX_HEADER_BYTES or payload_bytes > MAX_PAYLOAD_BYTES:
+        if header_bytes > MAX_HEADER_BYTES or payload_bytes > most_bytes:
             raise LinkLostError(f"a message of {header_bytes} + {payload_bytes} bytes is too long")
         header, payload = self._take(header_bytes), self._take(payload_bytes)
         wanted = _signature(self._other, self._received, header, payload)

@@ -10,7 +10,9 @@ import torch
 
 from runners.jobs.generate.link import (
     MAC_BYTES,
+    MAGIC,
     MAX_HEADER_BYTES,
+    NONCE_BYTES,
     SIZES,
     Link,
     LinkLostError,
@@ -77,6 +79,14 @@ def test_what_speaks_another_language_gets_no_link(sockets):
 
     with pytest.raises(LinkLostError, match="no stage of this version"):
         Link._met(first, KEY, is_dialler=False)
+
+
+def test_a_stranger_cannot_fill_the_memory_before_it_proved_the_key(sockets):
+    first, second = sockets
+    first.sendall(MAGIC + b"n" * NONCE_BYTES + SIZES.pack(2, 1) + b"{}" + b"x")
+
+    with pytest.raises(LinkLostError, match=r"2 \+ 1 bytes is too long"):
+        Link.answered(second, KEY)
 
 
 def forged(link: Link, header: bytes, payload: bytes, number: int) -> None:
