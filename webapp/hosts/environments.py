@@ -1,10 +1,12 @@
 """The named environments of a host: what it says of them, and what an operator wants done."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from django.db import transaction
+from pydantic import ValidationError
 
 from runners.environment_messages import MAIN, EnvironmentOrder, EnvironmentState
 from webapp.core.clock import now
@@ -45,9 +47,16 @@ class EnvironmentRow:
 
 
 def environments_of(host: Host) -> list[EnvironmentRow]:
-    """Return what a host said of its environments, the agent's own first."""
+    """Return what a host said of its environments, the agent's own first.
+
+    What another version of this server wrote down may not be readable: it is passed over until
+    the host says it anew.
+    """
     orders = host.checks.get(ORDERS, {})
-    states = [EnvironmentState.model_validate(each) for each in host.checks.get(SAID, ())]
+    states = []
+    for each in host.checks.get(SAID, ()):
+        with suppress(ValidationError):
+            states.append(EnvironmentState.model_validate(each))
     return [EnvironmentRow(each, orders.get(each.name, {}).get("action", "")) for each in states]
 
 

@@ -26,6 +26,7 @@ UNASKED = {
     "batching",
     "kv_cache",
     "guessing",
+    "decode_step",
 }
 PRICES = [("balanced", "The lowest price by the hour"), ("cost", "The lowest price by the token")]
 HOST = "host:"

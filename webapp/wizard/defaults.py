@@ -35,6 +35,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {
         "batching": "given",
         "kv_cache": "plain",
         "guessing": "",
+        "decode_step": "",
     },
     "finetune": {
         "method": "lora",

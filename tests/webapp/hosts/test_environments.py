@@ -42,6 +42,13 @@ def press(user, host, action, name="tiny") -> str:
     return client_of(user).post(url, follow=True).content.decode()
 
 
+def test_what_another_version_wrote_down_is_passed_over(telling):
+    telling.checks["environments"][1] = {"name": "<b>", "since": 1}
+    telling.save()
+
+    assert [row.state.name for row in environments_of(telling)] == ["main"]
+
+
 def test_what_a_host_says_stays_until_it_says_something_else(telling):
     heard(telling)
 
