@@ -16,16 +16,15 @@ from runners.jobs.loading import (
 )
 from runners.jobs.memory import model_bytes, terms_held
 from runners.jobs.mixed_adapters import MixedAdapters
-from runners.jobs.runtime import BadInputError, Job
+from runners.jobs.runtime import Job
 from runners.jobs.serve.contract import Limits, Wish
 from runners.jobs.serve.engine import Engine, Reply
 from runners.jobs.serve.figures import Figures
+from runners.jobs.serve.lengths import USUAL_TOKENS, check_room, longest_request
 from runners.jobs.serve.paging import CHECK_TOKENS, PagedCache, check_paging, pages_for
 from runners.jobs.serve.protocol import known_ids
 from runners.jobs.serve.text import Reader
 from runners.jobspec import ServeSpec
-
-USUAL_TOKENS = 2048  # of a request, where neither the model nor the spec says less
 
 
 @dataclass(frozen=True)
@@ -129,22 +128,12 @@ def _adapters(job: Job, spec: ServeSpec, loaded: LoadedModel) -> MixedAdapters |
 def _max_length(loaded: LoadedModel, spec: ServeSpec) -> int:
     """Return the most tokens of prompt and answer together."""
     known = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
-    if spec.max_length is None:
-        return int(known or USUAL_TOKENS)
-    if known and spec.max_length > known:
-        msg = f"max_length is {spec.max_length}, but the model knows {known} positions; ask less"
-        raise BadInputError(msg)
-    return spec.max_length
+    return longest_request(known, spec)
 
 
 def _cache_tokens(spec: ServeSpec, longest: int) -> int:
     """Return for how many tokens pages are reserved: at least one request at its longest."""
     usual = spec.max_concurrency * min(longest, USUAL_TOKENS)
     asked = spec.kv_cache_tokens or max(usual, longest)
-    if asked < longest:
-        msg = (
-            f"kv_cache_tokens is {asked}, less than one request of {longest} tokens; give more, "
-            "or set a shorter max_length"
-        )
-        raise BadInputError(msg)
+    check_room(asked, longest)
     return max(asked, CHECK_TOKENS)

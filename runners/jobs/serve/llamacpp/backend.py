@@ -11,13 +11,13 @@ from runners.jobs.runtime import BadInputError, Job, MissingModelError
 from runners.jobs.serve.contract import EngineLostError, Limits, TemplateRefusedError, Wish
 from runners.jobs.serve.endpoint import Took, serve
 from runners.jobs.serve.figures import Figures
+from runners.jobs.serve.lengths import check_room, longest_request
 from runners.jobs.serve.llamacpp.answers import Answer
 from runners.jobs.serve.llamacpp.process import EngineProcess, Shape
 from runners.jobs.serve.llamacpp.writer import LlamaWriter
 from runners.jobs.serve.protocol import AskedError, known_ids
 from runners.jobspec import ArtefactModel, FolderModel, ModelRef, ServeSpec
 
-USUAL_TOKENS = 2048  # of a request, where neither the model nor the spec says less
 TOKENS_SECONDS = 60.0  # turning text into tokens takes no longer, or the engine hangs
 Document = dict[str, Any]
 
@@ -170,23 +170,13 @@ def gguf_of(job: Job, model: ModelRef) -> Path:
 def _longest(folder: Path, spec: ServeSpec) -> int:
     """Return the most tokens of prompt and answer together."""
     known = _document(folder / "config.json").get("max_position_embeddings")
-    if spec.max_length is None:
-        return int(known or USUAL_TOKENS)
-    if known and spec.max_length > known:
-        msg = f"max_length is {spec.max_length}, but the model knows {known} positions; ask less"
-        raise BadInputError(msg)
-    return spec.max_length
+    return longest_request(known, spec)
 
 
 def _slots(spec: ServeSpec, longest: int) -> int:
     """Return how many are answered together: each has room for a request at its longest."""
     tokens = spec.kv_cache_tokens or spec.max_concurrency * longest
-    if tokens < longest:
-        msg = (
-            f"kv_cache_tokens is {tokens}, less than one request of {longest} tokens; give more, "
-            "or set a shorter max_length"
-        )
-        raise BadInputError(msg)
+    check_room(tokens, longest)
     return min(spec.max_concurrency, tokens // longest)
 
 
