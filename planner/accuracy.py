@@ -5,6 +5,8 @@ from collections.abc import Iterable
 
 from planner import accuracy_sections as sections
 from planner import contradictions
+from planner.accuracy_misses import MISSES
+from planner.catalog.reading import data_json
 from planner.compression_fitting import compression_section
 from planner.cost.dtypes import element_bytes
 from planner.cost.training_states import lora_parameters, sharded_state_bytes
@@ -15,12 +17,14 @@ from planner.evidence import (
     HARNESSES,
     Row,
     latest,
+    not_counted,
     serving_request,
     table,
     training_request,
     unscored,
     usable,
 )
+from planner.fitting import factors_of, memory_case
 from planner.generation_peaks import alike, fit_overhead, peak_cases
 from planner.held_out import summary
 from planner.offload_examples import flexgen_table
@@ -64,13 +68,15 @@ NOTES = """## How to read it
 - The rows left out are **not untouched**: some terms, priors and weights were kept or dropped
   after a look at these very errors. Serving: how far callers of a benchmark fall together, how
   evenly experts are visited, how many prompts share a pass, that families of chips and measured
-  layouts have factors of their own, how little gross rows are heard, and that intervals of unseen
-  pairs are learnt apart for dense and for sparse models. Steps: the size of a gradient bucket, the
+  layouts have factors of their own, how little gross rows are heard, that intervals of unseen
+  pairs are learnt apart for dense and for sparse models, and that hosts visit each request and
+  releases differ in decoding. Steps: the size of a gradient bucket, the
   spreads of rounds, exchange and matrix products between chips. Peaks: ridges, the weight of a
   verdict, and that each part of a source counts the same in the width of an interval (by rows,
-  fewer than 75 % would lie inside). Full batches: the ridge, TensorRT-LLM's number of requests and
-  4-bit weights on B200. Compression: AutoRound's constants, from its only source. Each has a
-  physical cause that is named where it is computed; only rows that nobody here has seen can
+  fewer than 75 % would lie inside). Full batches: the ridge, how stiff the host's time for each
+  request is, TensorRT-LLM's number of requests and 4-bit weights on B200. Compression: AutoRound's
+  constants, from its only source. Each has a physical cause that is named where it is computed;
+  only rows that nobody here has seen can
   confirm them.
 - Most of what is left has names. Two sources measured fine-tuning through one engine, and one of
   them holds three times the logits of the other: each is its own tool here, on one physics, and
@@ -78,6 +84,8 @@ NOTES = """## How to read it
   fill, and give it back near the limit. Kernels, releases and layouts of older tables are not
   recorded. Of the Megatron of 2021 and of 2022 the planner follows the later, a tenth faster.
   Queues depend on arrivals that no benchmark states.
+- Rows of serving are asked with the release that they name, as "sglang 0.5.9". A release that was
+  never measured beside others is answered as the engine is without one.
 - Peaks are compared in their source's own definition: what the allocator handed out, what it
   reserved, or what the device shows, context included. Where layers are spread over devices the
   generation tables print the mean of all devices.
@@ -109,10 +117,18 @@ def _errors(rows: Iterable[Row], measured: str) -> dict[str, list[float]]:
         predicted = (
             answer.performance.step_seconds
             if measured == "step_seconds"
-            else answer.memory.per_device_peak_bytes
+            else _shown_bytes(row, answer)
         )
         found[row["source_id"]].append(float(predicted or 0.0) / float(row[measured]) - 1)
     return found
+
+
+def _shown_bytes(row: Row, answer: Estimate) -> float:
+    """Return the peak of a training run as the row's source counted it."""
+    if not not_counted(row):
+        return answer.memory.per_device_peak_bytes
+    case = memory_case(row)
+    return case.peak_bytes(factors_of(data_json("factors.json")["engines"][case.engine]))
 
 
 def _serving_errors() -> dict[str, list[float]]:
@@ -253,6 +269,7 @@ def accuracy_page() -> str:
     parts = (
         HEAD,
         sections.goals(),
+        MISSES,
         sections.errors(),
         sections.layouts(),
         sections.picture_section(),

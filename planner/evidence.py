@@ -73,7 +73,12 @@ HARNESSES = {
     "peft-metamath": "peft",
     "peft-readme": "peft",
 }
-ALLOCATED = "allocated"
+# What an allocator's own count leaves out, by the word that a row's definition has for it: the
+# context of the device, and of what it handed out also the blocks that it has not.
+NOT_COUNTED = {
+    "allocated": ("training_overhead_bytes", "unfilled_ratio"),
+    "reserved": ("training_overhead_bytes",),
+}
 BESIDE_EMBEDDINGS = "method 'LoRA (emb)'"
 SUPERSEDED_ROW = "a later release measured the same model on the same chip anew"
 NO_STEP = "FLOP/s alone, for a layout whose sizes do not multiply to its devices"
@@ -245,8 +250,14 @@ def serving_request(row: Row) -> JsonObject:
             "activation_dtype": row["activation_dtype"],
             **layout,
         },
-        "engine": row["engine"],
+        "engine": f"{row['engine']} {row['engine_version']}".strip(),
     }
+
+
+def not_counted(row: Row) -> tuple[str, ...]:
+    """Return the fields of an engine that a row's measured peak says nothing about."""
+    told = row.get("memory_definition", "")
+    return next((names for word, names in NOT_COUNTED.items() if word in told), ())
 
 
 def latest(rows: Iterable[Row]) -> tuple[Row, ...]:

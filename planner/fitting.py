@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from planner.catalog.engines import harnessed
 from planner.cost.dtypes import WIDE
-from planner.evidence import ALLOCATED, HARNESSES, Row, number, training_request
+from planner.evidence import HARNESSES, Row, not_counted, number, training_request
 from planner.specs.estimate import EstimateRequest
 from planner.specs.workload import TrainWorkload
 from planner.workload.inference_memory import usable_bytes
@@ -48,8 +48,6 @@ QUANTISED = {
     "quantised_loss_extra": ("loss_ratio", "quantised_loss_ratio"),
 }
 LEAST_RATIO = 0.05
-# An allocator's own count holds no context, and no block that it has not handed out.
-NOT_IN_ALLOCATED = ("training_overhead_bytes", "unfilled_ratio")
 # Whether a setting ran says nothing about these.
 SEEN_IN_PEAKS = ("update_copies", "unfilled_ratio")
 RIDGE = 0.5
@@ -78,7 +76,6 @@ class MemoryCase:
     usable_bytes: float
     measured_bytes: float = 0.0
     ran: bool = True
-    by_allocator: bool = False
     returns_blocks: bool = False
 
     def peak_bytes(self, factors: Columns) -> float:
@@ -128,14 +125,19 @@ def stage_peaks(setting: Setting) -> Columns:
 
 
 def memory_case(row: Row) -> MemoryCase:
-    """Return a row as a linear function of the factors, by changing one at a time."""
+    """Return a row as a linear function of the factors, by changing one at a time.
+
+    A peak is counted as its source counted it: factors of what that leaves out change nothing.
+    """
+    left_out = not_counted(row) if row.get("peak_memory_bytes") else ()
     setting = resolve(EstimateRequest.model_validate(training_request(row)))
     quantised = setting.weight_dtype not in WIDE
     base = stage_peaks(neutral(setting))
     slopes = []
     for name in NAMES:
         changed = {QUANTISED[name][0]: float(quantised)} if name in QUANTISED else {name: 1.0}
-        slopes.append(stage_peaks(neutral(setting, **changed)) - base)
+        slope = stage_peaks(neutral(setting, **changed)) - base
+        slopes.append(slope * (name not in left_out))
     return MemoryCase(
         row_id=row["row_id"],
         engine=HARNESSES.get(row["source_id"], row["engine"]),
@@ -146,7 +148,6 @@ def memory_case(row: Row) -> MemoryCase:
         usable_bytes=usable_bytes(setting),
         measured_bytes=number(row, "peak_memory_bytes"),
         ran=row.get("fits", "true") == "true",
-        by_allocator=ALLOCATED in row.get("memory_definition", ""),
         returns_blocks=setting.engine.returns_blocks,
     )
 
@@ -231,9 +232,7 @@ def memory_regret(cases: Sequence[MemoryCase], factors: Columns) -> float:
 
 def prior_of(cases: Sequence[MemoryCase]) -> Columns:
     """Return the factors before any fit: nothing for what no row of these can show."""
-    peaks = [case for case in cases if case.measured_bytes]
-    allocated = NOT_IN_ALLOCATED if all(case.by_allocator for case in peaks) else ()
-    absent = allocated if peaks else SEEN_IN_PEAKS
+    absent = () if any(case.measured_bytes for case in cases) else SEEN_IN_PEAKS
     return np.where([name in absent for name in NAMES], 0.0, PRIORS)
 
 

@@ -27,6 +27,7 @@ PART_BY_NAME = {
     "Issuing operators": "issue",
     "Issuing further operators": "further",
     "Scheduling the step": "scheduling",
+    "Attending to requests": "requests",
 }
 PASS_PARTS = tuple(dict.fromkeys(PART_BY_NAME.values()))
 # No read or product beats its peak, the priors being 53 to 71 % of it.
@@ -54,6 +55,7 @@ class ServingCase:
     device: str
     group: str
     layout: str
+    release: str
     sweep: str
     is_sparse: bool
     width: str
@@ -113,6 +115,7 @@ def serving_case(row: Row) -> ServingCase:
         device=row["gpu_slug"],
         group=setting.pair,
         layout=setting.swept.layout_name,
+        release=setting.engine.release,
         sweep="/".join(row.get(name) or "1" for name in SWEEP),
         is_sparse=setting.model.is_moe,
         width=setting.unit_width,

@@ -136,7 +136,8 @@ def named(values: Columns, names: Sequence[str]) -> dict[str, float]:
 def engine_fields(fit: ServingFit, engine: str) -> dict[str, Any]:
     """Return the fields of one engine: its factors and habits, and those of where it was measured.
 
-    A place is a family of chips, a pair of model and family, or a layout of a pair.
+    A place is a family of chips, a pair of model and family, or a layout of a pair; of the last
+    two also under a release of the engine.
     """
     families = {family: fit.engine_values(engine, family) for family in sorted(fit.families)}
     groups = sorted(group for owner, group in fit.pairs if owner == engine)
@@ -144,6 +145,9 @@ def engine_fields(fit: ServingFit, engine: str) -> dict[str, Any]:
     for owner, layout in sorted(fit.layouts):
         if owner == engine:
             places[layout] = fit.place_values(engine, group_of_layout(layout), layout)
+    for owner, place in sorted(fit.told):
+        if owner == engine:
+            places[place] = fit.told_values(engine, place)
     everywhere = {"any": fit.engine_values(engine)}
     factors, habits = {**everywhere, **families, **places}, {**everywhere, **places}
     found: dict[str, Any] = {

@@ -51,6 +51,8 @@ LAYOUT_GRID: dict[str, tuple[float, ...]] = {"layout": (1.0, 0.5, 2.0)}
 FIXED = {
     "expert_exchange": 0.5,
     "scheduling": 0.3,
+    # Hosts visit their requests in Python or in C++, and feed a stream for each or none.
+    "requests": 1.0,
     "8bit": 0.2,
     "4bit": 0.2,
     "intake": 1.0,

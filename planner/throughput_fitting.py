@@ -48,7 +48,10 @@ SHARED = {
     "issue": (1.0, 0.1, 10.0),
     "further": (1.0, 0.1, 10.0),
     "scheduling": (1.0, 0.1, 50.0),
+    "requests": (1.0, 0.1, 50.0),
 }
+# What a full batch hardly shows stays near the physics; what its many requests cost shows more.
+STIFF = {"issue": 10.0, "scheduling": 10.0, "requests": 5.0}
 OWN = {
     (MIXED, "linear"): (1.0, 0.8, 4.0),
     (PACKED, "linear"): (1.0, 0.8, 4.0),
@@ -65,8 +68,7 @@ PARTS = (*(f"{group}_{part}" for group, part in OWN), *SHARED)
 BOUNDS = np.array([*OWN.values(), *SHARED.values()])
 PRIOR, LEAST, MOST = BOUNDS.T
 RIDGE = 0.03
-# What a full batch hardly shows stays near the physics.
-STIFFNESS = np.array([10.0 if part in {"issue", "scheduling"} else 1.0 for part in PARTS])
+STIFFNESS = np.array([STIFF.get(part, 1.0) for part in PARTS])
 NEUTRAL: dict[str, object] = {
     "serving_factors": {},
     "full_factors": {"any": {f"{group}_routing": 1.0 for group in (MIXED, PACKED)}},

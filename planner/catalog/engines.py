@@ -28,6 +28,7 @@ class Engine(Spec):
     title: str
     role: EngineRole
     is_generic: bool = False
+    release: str = ""
     matmul_efficiency: float = Field(gt=0, le=1)
     measured_matmul_efficiency: float = Field(gt=0, le=1)
     weight_read_efficiency: float = Field(gt=0, le=1)
@@ -145,9 +146,26 @@ def _names_by_slug() -> dict[str, str]:
 
 def engine_name(key: str | None) -> str:
     """Return the catalog's own name of an engine, or what was given where it has none."""
-    found = _names_by_slug().get(engine_slug(key), key) if key else DEFAULT_ENGINE
+    found = _names_by_slug().get(engine_slug(_without_release(key)), key) if key else None
     aliases: dict[str, str] = data_toml("engines.toml")["aliases"]
     return aliases.get(found or "", found) or DEFAULT_ENGINE
+
+
+def release_of(key: str | None) -> str:
+    """Return the release that an engine's name ends with, if any.
+
+    >>> release_of("SGLang 0.5.9"), release_of("TensorRT-LLM")
+    ('0.5.9', '')
+    """
+    return key.removeprefix(_without_release(key)).strip() if key else ""
+
+
+def _without_release(key: str) -> str:
+    """Return an engine's name alone where a release stands behind a known one."""
+    name, _, release = key.strip().rpartition(" ")
+    known = _names_by_slug()
+    is_told = release and engine_slug(key) not in known and engine_slug(name) in known
+    return name if is_told else key.strip()
 
 
 def harnessed(name: str) -> str | None:
@@ -188,6 +206,7 @@ def get_engine(key: str | None, kind: DeviceKind, *, training: bool = False) -> 
             "title": name,
             "role": role,
             "is_generic": own is None,
+            "release": release_of(key),
             **tables["kinds"][kind],
             **ROLE_DEFAULTS[role],
             **(own or {}),

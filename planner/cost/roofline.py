@@ -102,20 +102,25 @@ def overhead_seconds(
 
 
 @equation(
-    "t = b · c_request + c_step",
+    "t = n · c_step",
     unit="s",
-    symbols={
-        "requests": "b",
-        "request_overhead_s": "c_request",
-        "step_overhead_s": "c_step",
-    },
+    symbols={"steps": "n", "step_overhead_s": "c_step"},
     source=OVERHEAD,
 )
-def scheduling_seconds(
-    *, requests: Quantity, request_overhead_s: Quantity, step_overhead_s: Quantity
-) -> Quantity:
-    """Return the seconds that an engine spends on choosing and preparing one step."""
-    return requests * request_overhead_s + step_overhead_s
+def scheduling_seconds(*, steps: Quantity, step_overhead_s: Quantity) -> Quantity:
+    """Return the seconds that an engine spends on choosing and preparing its steps."""
+    return steps * step_overhead_s
+
+
+@equation(
+    "t = b · c_request",
+    unit="s",
+    symbols={"requests": "b", "request_overhead_s": "c_request"},
+    source=f"{OVERHEAD}; the host visits each request in turn: its blocks, its token, its stream",
+)
+def attending_seconds(*, requests: Quantity, request_overhead_s: Quantity) -> Quantity:
+    """Return the seconds that an engine's host spends on the requests of one step."""
+    return requests * request_overhead_s
 
 
 @equation(

@@ -9,7 +9,12 @@ from dataclasses import dataclass
 
 from planner.cost.columns import maximum, where
 from planner.cost.equation import Ledger
-from planner.cost.roofline import memory_seconds, overhead_seconds, scheduling_seconds
+from planner.cost.roofline import (
+    attending_seconds,
+    memory_seconds,
+    overhead_seconds,
+    scheduling_seconds,
+)
 from planner.specs.model import ModelSpec
 from planner.workload.attention import attention
 from planner.workload.exchange import communication, context_exchange
@@ -168,12 +173,17 @@ def overhead(run: Operation) -> tuple[float, float]:
     issue += _further_operators(run)
     if not engine.step_overhead_s and not engine.request_overhead_s:
         return issue, 0.0
-    return issue, run.ledger.term(
+    scheduling = run.ledger.term(
         scheduling_seconds,
         run.line("Scheduling the step", "scheduling", "overhead"),
+        steps=run.work.steps,
+        step_overhead_s=engine.step_overhead_s,
+    )
+    return issue, scheduling + run.ledger.term(
+        attending_seconds,
+        run.line("Attending to requests", "requests", "overhead"),
         requests=run.work.sequences,
         request_overhead_s=engine.request_overhead_s,
-        step_overhead_s=engine.step_overhead_s * run.work.steps,
     )
 
 

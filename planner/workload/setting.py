@@ -211,7 +211,7 @@ class Setting:
     def swept(self) -> Swept:
         """Return what published serving sweeps say of this place."""
         chip = f"{self.pair}/{self.device.id}/{self.weight_dtype}"
-        return Swept(self.engine, self.pair, chip, self.layout)
+        return Swept(self.engine, self.pair, chip, self.layout, self.engine.release)
 
     def serving_factor(self, part: str) -> float:
         """Return what published serving sweeps multiply a part of a pass with."""

@@ -233,6 +233,7 @@ def serving_points():
                     row_id=f"{group}/{int(running)}",
                     group=group,
                     layout=f"{group}/chip/bf16/1-1-1",
+                    release="",
                     sweep=f"{group}/{int(running)}",
                     is_sparse=sparse,
                     width="8bit" if sparse else "wide",

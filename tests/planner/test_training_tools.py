@@ -22,7 +22,6 @@ from planner.fitting import (
     fit_memory,
     fitted_memory,
     memory_case,
-    prior_of,
     stage_peaks,
 )
 from planner.left_out import PEAK, LeftOut, left_out_peaks, model_of, spread_of
@@ -115,12 +114,27 @@ def test_the_only_model_of_a_tool_is_foreseen_from_the_other_tools():
     assert {row.engine for row in found} == {"ms_swift", "peft"}
 
 
-def test_rows_by_an_allocators_count_start_without_a_context():
-    counted = prior_of([case(by_allocator=True)])
-    shown = prior_of([case(), case(by_allocator=True)])
+@pytest.mark.parametrize(
+    ("source", "counted"),
+    [
+        ("litgpt-config-hub", {"training_overhead_bytes": False, "unfilled_ratio": False}),
+        ("ms-swift", {"training_overhead_bytes": False, "unfilled_ratio": True}),
+        ("qwen-finetune", {"training_overhead_bytes": True, "unfilled_ratio": True}),
+    ],
+)
+def test_a_peak_is_foreseen_as_its_source_counts_it(source, counted):
+    """Allocators count no context; what they handed out holds no spare block either."""
+    row = next(row for row in usable(table("memory")) if row["source_id"] == source)
+    slopes = dict(zip(NAMES, memory_case(row).slopes.T, strict=True))
 
-    assert counted[NAMES.index("training_overhead_bytes")] == 0
-    assert list(shown) == list(PRIORS)
+    assert {name: bool(slopes[name].any()) for name in counted} == counted
+
+
+def test_a_verdict_counts_the_context_whatever_the_peaks_leave_out():
+    row = next(row for row in usable(table("memory_fit")) if row["source_id"] == "ms-swift")
+    slopes = dict(zip(NAMES, memory_case(row).slopes.T, strict=True))
+
+    assert set(slopes["training_overhead_bytes"]) == {1.0}
 
 
 def test_an_engines_fields_and_the_fitted_factors_are_each_others_inverse():
