@@ -12,7 +12,10 @@ OWN = "own code"
 _COMPRESS = "tests/runners/jobs/compress"
 _GENERATE = "tests/runners/jobs/generate"
 _TECHNIQUES = f"{_GENERATE}/test_techniques.py"
+_TRAIN = "tests/runners/jobs/train"
 _SERVE = "tests/runners/jobs/serve"
+_EQUALITY = "tests/runners/jobs/train/test_equality.py"
+_LEARNS_THE_SAME = f"{_EQUALITY}::test_a_layout_learns_what_one_process_learns"
 _RELOADS = (
     f"{_COMPRESS}/test_layerwise_job.py::"
     "test_plain_transformers_reads_the_folder_with_the_perplexity_of_the_result"
@@ -38,10 +41,56 @@ class Ability(NamedTuple):
 
 
 ABILITIES: dict[str, Ability] = {
+    **dict.fromkeys(
+        (
+            "data_parallel",
+            "tensor_parallel",
+            "sequence_parallel",
+            "pipeline_parallel",
+            "ptd_p",
+            "pipeline_gpipe",
+            "pipeline_1f1b",
+            "pipeline_interleaved",
+            "pipeline_zero_bubble",
+        ),
+        Ability("train", "torch", _LEARNS_THE_SAME),
+    ),
+    "elastic_training": Ability(
+        "train",
+        "torch",
+        "tests/namespaces/test_three_hosts.py::test_the_others_go_on_from_the_last_checkpoint",
+    ),
+    **dict.fromkeys(
+        ("expert_parallel", "colossal_ai", "collie"), Ability("train", OWN, _LEARNS_THE_SAME)
+    ),
+    **dict.fromkeys(
+        ("zero_1", "zero_2"),
+        Ability(
+            "train",
+            OWN,
+            f"{_EQUALITY}::test_each_rank_holds_the_bytes_that_the_planner_counts_for_zero",
+        ),
+    ),
+    "zero_3": Ability(
+        "train",
+        "torch",
+        f"{_EQUALITY}::test_each_rank_holds_the_bytes_that_the_planner_counts_for_zero",
+    ),
+    "gradient_compression": Ability(
+        "train",
+        "torch",
+        f"{_EQUALITY}::test_copies_that_compress_nearly_learn_what_one_process_learns",
+    ),
+    "decentralized_training": Ability(
+        "train",
+        OWN,
+        f"{_EQUALITY}::"
+        "test_copies_that_meet_every_other_step_are_the_mean_of_two_that_learn_alone",
+    ),
     "fp16_bf16": Ability(
         "train",
         "torch",
-        "tests/runners/jobs/test_train_job.py::"
+        "tests/runners/jobs/train/test_train_job.py::"
         "test_the_published_model_reads_text_as_the_result_says",
     ),
     "int8_weight_only": Ability(
@@ -133,6 +182,12 @@ ABILITIES: dict[str, Ability] = {
         "accelerate",
         f"{_GENERATE}/test_placement.py::test_weights_mapped_to_disk_by_accelerate_write_the_same",
     ),
+    "flexgen": Ability(
+        "generate",
+        OWN,
+        f"{_GENERATE}/test_policy.py::"
+        "test_wherever_a_block_lies_it_writes_what_the_device_alone_writes",
+    ),
     "moe_offload": Ability(
         "generate",
         OWN,
@@ -189,7 +244,7 @@ ABILITIES: dict[str, Ability] = {
     "lora": Ability(
         "train",
         "peft",
-        "tests/runners/jobs/test_adapter_training.py::"
+        "tests/runners/jobs/train/test_adapter_training.py::"
         "test_peft_opens_the_adapter_and_answers_as_the_merged_model",
     ),
     **dict.fromkeys(
@@ -205,7 +260,52 @@ ABILITIES: dict[str, Ability] = {
         "torch",
         f"{_TECHNIQUES}::test_either_attention_writes_the_same_and_is_named",
     ),
+    "gradient_checkpointing": Ability(
+        "train",
+        "torch",
+        f"{_TRAIN}/test_activations.py::"
+        "test_whatever_is_kept_the_gradients_are_the_same_to_the_bit",
+    ),
+    "swapadvisor": Ability(
+        "train", OWN, f"{_TRAIN}/test_activations.py::test_on_disk_activations_take_little_memory"
+    ),
+    **{
+        key: Ability("train", library, f"{_TRAIN}/test_optimizers.py::{test}")
+        for key, library, test in (
+            ("lomo", OWN, "test_lomo_takes_the_step_of_gradient_descent"),
+            ("adalomo", OWN, "test_lomo_has_no_state_and_adalomo_a_row_and_a_column"),
+            (
+                "adamw_8bit",
+                "bitsandbytes",
+                "test_states_are_as_small_as_the_literature_has_them",
+            ),
+            ("zero_offload", OWN, "test_moments_on_disk_make_the_update_of_adamw"),
+        )
+    },
+    "qlora": Ability(
+        "train",
+        "peft",
+        f"{_TRAIN}/test_adapter_training.py::test_qlora_is_merged_into_the_base_of_the_full_width",
+    ),
+    "alphatuning": Ability(
+        "train",
+        OWN,
+        f"{_TRAIN}/test_quantized.py::test_alphatuning_trains_a_scale_for_each_group_alone",
+    ),
+    "quantization_aware_training": Ability(
+        "train", OWN, f"{_TRAIN}/test_quantized.py::test_the_plain_weights_lie_on_the_grid"
+    ),
+    "growlength": Ability(
+        "train",
+        OWN,
+        f"{_TRAIN}/test_growing.py::test_each_step_has_as_many_tokens_in_longer_and_longer_rows",
+    ),
+    "mixed_precision": Ability(
+        "train",
+        "torch",
+        f"{_TRAIN}/test_guard.py::test_a_training_in_fp16_learns_and_ends_with_unscaled_gradients",
+    ),
     "cramming": Ability(
-        "train", OWN, "tests/runners/jobs/test_trainer.py::test_it_ends_when_the_time_is_up"
+        "train", OWN, "tests/runners/jobs/train/test_trainer.py::test_it_ends_when_the_time_is_up"
     ),
 }

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from runners.jobspec.data import DATA_FOLDER
 from runners.messages import ArtefactBody, ExitRecord, RunRequest
 from runners.preflight_messages import Needs
 from runners.reasons import Reason
@@ -68,6 +69,7 @@ class AttemptFolder:
         self.ship_lock = path / "ship.lock"
         self.spec = path / "spec.json"
         self.output = path / "output"
+        self.data = path / DATA_FOLDER
         self._claim = path / "claim.json"
         self._acked = path / "acked.json"
         self._artefacts = path / "artefacts.json"
@@ -162,9 +164,10 @@ class AttemptFolder:
         self._tombstone.touch()
 
     def forget(self) -> None:
-        """Free the spool, whose events the server holds; the output stays."""
+        """Free the spool, whose events the server holds, and fetched data; the output stays."""
         self._forgotten.touch()
         shutil.rmtree(self.spool, ignore_errors=True)
+        shutil.rmtree(self.data, ignore_errors=True)
 
     # State
 

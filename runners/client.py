@@ -4,6 +4,7 @@ One method per call, each with its own sentence when it fails. Nothing here repe
 by itself but the upload: beats and shipping are loops anyway.
 """
 
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import TypeVar
 from urllib.parse import quote, urlsplit
@@ -140,6 +141,21 @@ class ServerClient:
         reply = self._send(request)
         return self._parse(reply, UploadState).received_bytes
 
+    def data(self, attempt_id: str, dataset_id: str) -> Iterator[bytes]:
+        """Yield the training data that an attempt was promised, piece by piece."""
+        request = self._http.build_request(
+            "GET",
+            f"{API}/attempts/{quote(attempt_id)}/data/{quote(dataset_id)}",
+            timeout=UPLOAD_TIMEOUT,
+        )
+        reply = self._send(request, is_streamed=True)
+        try:
+            yield from reply.iter_raw(PART_BYTES)
+        except httpx.HTTPError as error:
+            raise UnreachableError(f"{self.server} broke off: {error}") from None
+        finally:
+            reply.close()
+
     def _post(self, path: str, body: BaseModel, reply_type: type[Reply]) -> Reply:
         request = self._http.build_request(
             "POST",
@@ -150,9 +166,11 @@ class ServerClient:
         reply = self._send(request)
         return self._parse(reply, reply_type)
 
-    def _send(self, request: httpx.Request) -> httpx.Response:
+    def _send(self, request: httpx.Request, *, is_streamed: bool = False) -> httpx.Response:
         try:
-            reply = self._http.send(request)
+            reply = self._http.send(request, stream=is_streamed)
+            if not reply.is_success:
+                reply.read()
         except httpx.TimeoutException:
             raise UnreachableError(f"{self.server} did not answer in time") from None
         except httpx.HTTPError as error:

@@ -1,10 +1,11 @@
-"""Which engine writes an endpoint's answers, and the environment and module that it runs in."""
+"""Which environment a job runs in: that of its endpoint's engine, or of the harness it asks."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from runners.endpoint_spec import EngineName
 from runners.environment_messages import MAIN
+from runners.evaluate_options import TASKS_ENVIRONMENT
 
 
 class Engine(NamedTuple):
@@ -18,6 +19,7 @@ class Engine(NamedTuple):
 ENGINES: Mapping[EngineName, Engine] = {
     "slipway": Engine(MAIN, "runners.jobs.serve", "Slipway's own, on transformers"),
     "llamacpp": Engine("llamacpp", "runners.jobs.serve.llamacpp", "llama.cpp, for GGUF files"),
+    "vllm": Engine("vllm", "runners.jobs.serve.vllm", "vLLM, on NVIDIA GPUs"),
 }
 
 
@@ -29,5 +31,7 @@ def engine_of(spec: Mapping[str, Any]) -> Engine | None:
 
 def environment_of(spec: Mapping[str, Any]) -> str:
     """Return the environment that a job's document needs."""
+    if spec.get("kind") == "evaluate" and spec.get("tasks"):
+        return TASKS_ENVIRONMENT
     engine = engine_of(spec)
     return engine.environment if engine else MAIN

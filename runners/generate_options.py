@@ -1,10 +1,19 @@
 """Where a generation's weights are: on the device, brought in every pass, or kept as they fit."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    model_validator,
+)
 
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Source = Literal["disk", "host_memory"]
+ROUNDING = 1e-9
 
 
 class Option(BaseModel):
@@ -47,6 +56,35 @@ class ExpertCache(Option):
     guessed_experts: NonNegativeInt = 2  # 0: none is brought before its layer asks
 
 
+class PolicyOffload(Option):
+    """Keep the planner's shares of weights, cache and waiting activations off the device.
+
+    A batch is a block that is worked on in micro-batches: a layer's weights come once for all of
+    them (FlexGen's zig-zag schedule). With ``weight_dtype`` int4 the layers' matrices have a scale
+    and an offset for each ``group_size`` values of a row; the cache is what ``kv_cache`` says.
+
+    Source: Sheng et al. 2023 (FlexGen), arXiv:2303.06865, sections 4.1 and 5.
+    """
+
+    method: Literal["policy"] = "policy"
+    weights_cpu: Share = 0.0
+    weights_disk: Share = 0.0
+    kv_cpu: Share = 0.0
+    kv_disk: Share = 0.0
+    activations_cpu: Share = 0.0
+    micro_batch_size: PositiveInt | None = None  # None: the whole block at once
+    group_size: PositiveInt = 64
+
+    @model_validator(mode="after")
+    def _shares_of_a_whole(self) -> Self:
+        for host, disk in (("weights_cpu", "weights_disk"), ("kv_cpu", "kv_disk")):
+            together = getattr(self, host) + getattr(self, disk)
+            if together > 1.0 + ROUNDING:
+                msg = f"{host} and {disk} are {together:g} together; shares of a whole end at 1"
+                raise ValueError(msg)
+        return self
+
+
 class TensorSplit(Option):
     """Give each rank a share of every matrix: all of them work on every layer together."""
 
@@ -85,4 +123,6 @@ class StageChain(Option):
 Split = Annotated[
     TensorSplit | ExpertSplit | PipelineSplit | StageChain, Field(discriminator="method")
 ]
-Offload = Annotated[LayerStreaming | MappedWeights | ExpertCache, Field(discriminator="method")]
+Offload = Annotated[
+    LayerStreaming | MappedWeights | ExpertCache | PolicyOffload, Field(discriminator="method")
+]

@@ -21,11 +21,14 @@ from runners.jobspec import (
     DraftGuess,
     DrillSpec,
     EvaluateSpec,
+    FileData,
     FilePrompts,
     FolderModel,
     GenerateSpec,
     JobSpec,
+    MixedData,
     ModelRef,
+    TrainData,
     TrainSpec,
 )
 from runners.messages import RunRequest
@@ -70,15 +73,15 @@ def render_argv(spec: JobSpec, folder: Path) -> list[str]:
             Reason.VERSION_INCOMPATIBLE,
             f"this host runs {known}, not {spec.kind}; update its software",
         )
-    engine = engine_of(_named(spec))
-    if engine is not None and engine.environment != MAIN:
-        start = [sys.executable, "-m", "runners.jobs.in_environment", engine.environment]
-        return [*start, engine.module, str(folder)]
+    engine, environment = engine_of(_named(spec)), environment_of(_named(spec))
+    if environment != MAIN:
+        start = [sys.executable, "-m", "runners.jobs.in_environment", environment]
+        return [*start, engine.module if engine else module, str(folder)]
     return [sys.executable, "-m", module, str(folder)]
 
 
 def _named(spec: JobSpec) -> dict[str, object]:
-    return spec.model_dump(include={"kind", "engine"})
+    return spec.model_dump(include={"kind", "engine", "tasks"})
 
 
 def inherited_variables(spec: JobSpec) -> list[str]:
@@ -99,6 +102,8 @@ def render_env(
     env = {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ}
     cores = len(os.sched_getaffinity(0))
     return env | {
+        "HF_DATASETS_OFFLINE": "1",
+        "HF_HUB_OFFLINE": "1",  # nothing is fetched, whatever a library would try
         "OMP_NUM_THREADS": str(max(1, cores // max(1, running_jobs))),
         "PYTHONPATH": str(Path(__file__).resolve().parent.parent),
         "PYTHONSAFEPATH": "1",  # the working folder holds data, never modules
@@ -151,12 +156,33 @@ def confine(spec: JobSpec, roots: Sequence[Path], attempts_dir: Path) -> JobSpec
     found: dict[str, object] = {"model": confine_model(spec.model, roots, attempts_dir)}
     if isinstance(spec, EvaluateSpec) and spec.original is not None:
         found["original"] = confine_model(spec.original, roots, attempts_dir)
+    if isinstance(spec, TrainSpec):
+        found["data"] = _confine_data(spec.data, roots)
+    if isinstance(spec, EvaluateSpec) and spec.tasks is not None and spec.tasks.folder:
+        folder = str(_resolve_below(spec.tasks.folder, roots, "task folder"))
+        found["tasks"] = spec.tasks.model_copy(update={"folder": folder})
     if isinstance(spec, GenerateSpec) and isinstance(spec.prompts, FilePrompts):
         found["prompts"] = FilePrompts(path=str(_path_below(spec.prompts.path, roots)))
     if isinstance(spec, GenerateSpec) and isinstance(spec.speculation, DraftGuess):
         draft = confine_model(spec.speculation.model, roots, attempts_dir)
         found["speculation"] = spec.speculation.model_copy(update={"model": draft})
     return spec.model_copy(update=found)
+
+
+def _confine_data(data: TrainData, roots: Sequence[Path]) -> TrainData:
+    """Return the data with the path of every file proven to lie below a root.
+
+    Raises:
+        LaunchRefusedError: a path is outside of every root.
+    """
+    if isinstance(data, FileData):
+        return data.model_copy(update={"path": str(_path_below(data.path, roots))})
+    if not isinstance(data, MixedData):
+        return data
+    parts = [
+        part.model_copy(update={"data": _confine_data(part.data, roots)}) for part in data.parts
+    ]
+    return data.model_copy(update={"parts": tuple(parts)})
 
 
 def confine_model(model: ModelRef, roots: Sequence[Path], attempts_dir: Path) -> ModelRef:
@@ -188,9 +214,9 @@ def refuse_missing(names: Sequence[str], values: Mapping[str, str]) -> None:
         )
 
 
-def _resolve_below(text: str, roots: Sequence[Path]) -> Path:
+def _resolve_below(text: str, roots: Sequence[Path], what: str = "model folder") -> Path:
     path = _path_below(text, roots)
-    _require_folder(path)
+    _require_folder(path, what)
     return path
 
 
@@ -208,10 +234,10 @@ def _path_below(text: str, roots: Sequence[Path]) -> Path:
     return path
 
 
-def _require_folder(path: Path) -> None:
+def _require_folder(path: Path, what: str = "model folder") -> None:
     if not path.is_dir():
         raise LaunchRefusedError(
-            Reason.MODEL_OR_DATA_MISSING, f"model folder {path} is not on this host"
+            Reason.MODEL_OR_DATA_MISSING, f"{what} {path} is not on this host"
         )
 
 

@@ -2,7 +2,7 @@
 
 HTTP bodies, Celery doorbells and Redis Stream entries are JSON of these models. Instants
 are ``_ms`` since the Unix epoch by the sender's clock; liveness is judged only by the
-receiver's own. Job specs stand in ``runners/jobspec.py``.
+receiver's own. Job specs stand in ``runners/jobspec/``.
 """
 
 from typing import Any, Literal
@@ -282,11 +282,14 @@ class ResultBody(Message):
     notes: dict[str, str] = Field(default_factory=dict)
 
 
+ArtefactKind = Literal["model", "adapter", "report"]
+
+
 class ArtefactBody(Message):
     """A folder or file that the attempt leaves in its output folder."""
 
     name: str = Field(pattern=FOLDER_NAME)
-    kind: Literal["model", "adapter", "report"]
+    kind: ArtefactKind
     total_bytes: NonNegativeInt
     files: dict[str, int]  # relative path -> bytes
     sha256: dict[str, str]  # relative path -> hex digest

@@ -4,6 +4,7 @@ Every question is answered by what the machine says at this moment. A question t
 answered counts as a no: an attempt given back costs half a minute, one that dies costs a run.
 """
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import shutil
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 import psutil
 
-from runners import launch, probe
+from runners import launch, preflight_gpus, probe
 from runners.config import HostConfig, HostDir
 from runners.cuda import cuda_of_driver, cuda_of_torch
 from runners.environment_messages import MAIN
@@ -23,7 +24,7 @@ from runners.environments.pins import PinsError
 from runners.environments.store import Store
 from runners.jobspec import ArtefactModel, FolderModel
 from runners.launch import LaunchRefusedError
-from runners.preflight_messages import Needs, PreflightCheck
+from runners.preflight_messages import Needs, PreflightCheck, no, yes
 from runners.supervision import cgroup
 
 GIB = 2**30
@@ -80,7 +81,7 @@ def _checks(needs: Needs, place: Place, library: probe.Library | None) -> Iterat
             yield _model(needs.model, place)
         return
     if blocking := _blocking(needs, place.leaving):
-        yield _no(
+        yield no(
             "earlier attempts",
             f"An attempt that was told to stop still runs here: {', '.join(blocking)}.",
             "Wait until it is gone; the job is tried again.",
@@ -90,9 +91,10 @@ def _checks(needs: Needs, place: Place, library: probe.Library | None) -> Iterat
     if needs.ports:
         yield _ports(needs.ports)
     gpus = gpus_of(needs, library) if library else []
+    yield from _hardware(needs, place, library, has_gpus=bool(gpus))
     if missing := set(needs.gpus) - {gpu.uuid for gpu in gpus}:
         gone = ", ".join(sorted(missing))[:400]
-        yield _no(
+        yield no(
             "GPUs",
             f"This host no longer has {gone}, which the job was given.",
             "See on the host's page which GPUs it reports; cordon the one that is gone.",
@@ -102,15 +104,6 @@ def _checks(needs: Needs, place: Place, library: probe.Library | None) -> Iterat
         return
     yield _gpu_memory(needs, gpus)
     yield _foreign(gpus)
-    yield driver_check(cuda_of_driver(library), cuda_of_torch())
-
-
-def _yes(name: str, sentence: str, **figures: float) -> PreflightCheck:
-    return PreflightCheck(name=name, ok=True, sentence=sentence, figures=figures)
-
-
-def _no(name: str, sentence: str, remedy: str, **figures: float) -> PreflightCheck:
-    return PreflightCheck(name=name, ok=False, sentence=sentence, remedy=remedy, figures=figures)
 
 
 # What every host is asked
@@ -126,9 +119,9 @@ def _blocking(needs: Needs, leaving: Sequence[Leaving]) -> list[str]:
 
 def _kind(needs: Needs) -> PreflightCheck:
     if needs.kind in launch.JOB_MODULES:
-        return _yes("kind", f"This host runs {needs.kind} jobs.")
+        return yes("kind", f"This host runs {needs.kind} jobs.")
     known = ", ".join(launch.JOB_MODULES)
-    return _no(
+    return no(
         "kind",
         f"This host runs {known}, not {needs.kind}.",
         _SAME_VERSION,
@@ -141,21 +134,34 @@ def _packages(needs: Needs) -> PreflightCheck:
     found = {name: _version(name) for name in wanted}
     missing = [name for name, version in found.items() if version is None]
     if missing:
-        return _no("packages", f"Not installed here: {', '.join(missing)}.", INSTALL)
-    return _yes("packages", ", ".join(f"{name} {version}" for name, version in found.items()))
+        return no("packages", f"Not installed here: {', '.join(missing)}.", INSTALL)
+    return yes("packages", ", ".join(f"{name} {version}" for name, version in found.items()))
 
 
 def _compiler(needs: Needs) -> Iterator[PreflightCheck]:
     if not needs.compiles:
         return
     if found := shutil.which(COMPILER):
-        yield _yes("compiler", f"{COMPILER} is {found}.")
+        yield yes("compiler", f"{COMPILER} is {found}.")
         return
-    yield _no(
+    yield no(
         "compiler",
         f"The job compiles its decode step, and this host has no {COMPILER}.",
         f"Install {COMPILER} on the host, or launch without the compiled step.",
     )
+
+
+def _hardware(
+    needs: Needs, place: Place, library: probe.Library | None, *, has_gpus: bool
+) -> Iterator[PreflightCheck]:
+    """Hold the host's driver and GPUs to what the job's environment is built for."""
+    if needs.environment == MAIN:
+        if library and has_gpus:
+            yield preflight_gpus.driver_check(cuda_of_driver(library), cuda_of_torch())
+        return
+    with contextlib.suppress(PinsError):  # told as the environment's own
+        pins = Store(place.host_dir).pins(needs.environment)
+        yield from preflight_gpus.checks(pins, library, needs.gpus)
 
 
 def _environment(needs: Needs, place: Place) -> PreflightCheck:
@@ -164,18 +170,18 @@ def _environment(needs: Needs, place: Place) -> PreflightCheck:
     try:
         pins = store.pins(needs.environment)
     except PinsError as error:
-        return _no("environment", f"{str(error)[:500]}.", _SAME_VERSION)
+        return no("environment", f"{str(error)[:500]}.", _SAME_VERSION)
     named = f"The environment {pins.name}, {len(pins.packages)} packages,"
     if store.is_ready(pins):
-        return _yes("environment", f"{named} is built here.")
+        return yes("environment", f"{named} is built here.")
     free = shutil.disk_usage(place.host_dir.path).free
     needed = needed_bytes(pins) + place.config.min_free_bytes
     figures = {"free_bytes": float(free), "needed_bytes": float(needed)}
     sentence = f"{named} is not built here; the job builds it first, with {needed / GIB:.1f} GiB"
     if free >= needed:
-        return _yes("environment", f"{sentence} of disk.", **figures)
+        return yes("environment", f"{sentence} of disk.", **figures)
     remedy = f"Free {(needed - free) / GIB:.1f} GiB on the host, or remove another environment."
-    return _no("environment", f"{sentence} of disk; {free / GIB:.1f} are free.", remedy, **figures)
+    return no("environment", f"{sentence} of disk; {free / GIB:.1f} are free.", remedy, **figures)
 
 
 def _version(name: str) -> str | None:
@@ -190,9 +196,9 @@ def _disk(place: Place) -> PreflightCheck:
     figures = {"free_bytes": float(free), "needed_bytes": float(least)}
     sentence = f"{free / GIB:.1f} GiB of disk are free; a job starts with {least / GIB:.1f}."
     if free >= least:
-        return _yes("disk", sentence, **figures)
+        return yes("disk", sentence, **figures)
     remedy = 'Free some space on the host, or lower "min_free_bytes" in its config.json.'
-    return _no("disk", sentence, remedy, **figures)
+    return no("disk", sentence, remedy, **figures)
 
 
 def _model(model: FolderModel | ArtefactModel, place: Place) -> PreflightCheck:
@@ -200,17 +206,17 @@ def _model(model: FolderModel | ArtefactModel, place: Place) -> PreflightCheck:
         found = launch.confine_model(model, place.model_roots, place.host_dir.attempts)
     except LaunchRefusedError as refusal:
         remedy = "Put the model below one of the host's model folders, or choose another model."
-        return _no("model", f"{str(refusal)[:500]}.", remedy)
+        return no("model", f"{str(refusal)[:500]}.", remedy)
     where = getattr(found, "path", None) or "an earlier attempt's output"
-    return _yes("model", f"The model is there: {str(where)[:400]}.")
+    return yes("model", f"The model is there: {str(where)[:400]}.")
 
 
 def _ports(ports: Sequence[int]) -> PreflightCheck:
     taken = [port for port in ports if not _is_free(port)]
     listed = ", ".join(map(str, taken or ports))
     if not taken:
-        return _yes("ports", f"Free: {listed}.")
-    return _no(
+        return yes("ports", f"Free: {listed}.")
+    return no(
         "ports",
         f"Somebody listens on {listed} already.",
         "End what listens there, or run the job when it has ended.",
@@ -251,15 +257,15 @@ def _gpu_memory(needs: Needs, gpus: Sequence[Gpu]) -> PreflightCheck:
 def _enough(name: str, start: str, have: int, need: int) -> PreflightCheck:
     figures = {"available_bytes": float(have), "needed_bytes": float(need)}
     if not need:
-        return _yes(name, f"{start}; no peak was predicted for this job.", **figures)
+        return yes(name, f"{start}; no peak was predicted for this job.", **figures)
     sentence = f"{start}; the job is predicted to need at least {need / GIB:.2f}."
     if have >= need:
-        return _yes(name, sentence, **figures)
+        return yes(name, sentence, **figures)
     remedy = (
         f"Free {(need - have) / GIB:.2f} GiB there, or plan again with a smaller batch or a "
         "narrower weight dtype."
     )
-    return _no(name, sentence, remedy, **figures)
+    return no(name, sentence, remedy, **figures)
 
 
 # GPUs
@@ -284,8 +290,8 @@ def _foreign(gpus: Sequence[Gpu]) -> PreflightCheck:
     """Find processes that no attempt of ours started; they are told, never killed."""
     found = [f"{who(pid)} on GPU {gpu.number}" for gpu in gpus for pid in gpu.foreign_pids]
     if not found:
-        return _yes("foreign processes", "Nobody else uses its GPUs.")
-    return _no(
+        return yes("foreign processes", "Nobody else uses its GPUs.")
+    return no(
         "foreign processes",
         f"Somebody else uses its GPUs: {'; '.join(found)[:480]}.",
         "Ask whoever started them to end them, or cordon those GPUs.",
@@ -300,23 +306,3 @@ def who(pid: int) -> str:
         return f"process {pid} ({process.name()}, {process.username()})"
     except psutil.Error:
         return f"process {pid}"
-
-
-def driver_check(driver: tuple[int, int] | None, torch: tuple[int, int] | None) -> PreflightCheck:
-    """Judge whether the driver runs what torch was built with.
-
-    Within one major version of CUDA an older driver runs what newer minor versions built.
-
-    Source: NVIDIA, CUDA Compatibility, "Minor Version Compatibility".
-    """
-    if torch is None:
-        remedy = "Install a torch with CUDA on the host, as pytorch.org says for its driver."
-        return _no("driver", "torch is built without CUDA, so no GPU would be used.", remedy)
-    built = f"torch is built with CUDA {torch[0]}.{torch[1]}"
-    if driver is None:
-        return _no("driver", f"{built}, and the driver does not say what it runs.", _UPDATE)
-    sentence = f"{built}; the driver runs up to {driver[0]}.{driver[1]}."
-    return _yes("driver", sentence) if driver[0] >= torch[0] else _no("driver", sentence, _UPDATE)
-
-
-_UPDATE = "Install a newer driver on the host, or a torch that is built for this one."

@@ -30,3 +30,13 @@ class PreflightCheck(Message):
     sentence: str = Field(max_length=600, pattern=_PRINTED)
     remedy: str = Field(default="", max_length=600, pattern=_PRINTED)  # what to do if not ok
     figures: dict[str, FiniteFloat] = Field(default_factory=dict, max_length=16)
+
+
+def yes(name: str, sentence: str, **figures: float) -> PreflightCheck:
+    """Return a question that the host passed."""
+    return PreflightCheck(name=name, ok=True, sentence=sentence, figures=figures)
+
+
+def no(name: str, sentence: str, remedy: str, **figures: float) -> PreflightCheck:
+    """Return a question that the host failed, with what to do."""
+    return PreflightCheck(name=name, ok=False, sentence=sentence, remedy=remedy, figures=figures)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
+SHARED_LOAD = 0.5  # of a core: below it nobody else worked here to speak of
 LIBRARIES = ("torch", "transformers", "accelerate", "torchao", "bitsandbytes", "peft")
 
 
@@ -50,13 +51,13 @@ class KeptRatio(BaseModel):
     command: str
 
     @classmethod
-    def taken_now(cls, ratio: Ratio, command: str) -> "KeptRatio":
-        """Return a ratio that was measured here a moment ago."""
+    def taken_now(cls, ratio: Ratio, command: str, load: float = 0.0) -> "KeptRatio":
+        """Return a ratio that was measured here a moment ago; ``load`` was there before it."""
         return cls(
             **ratio._asdict(),
             date=dt.datetime.now(dt.UTC).date(),
             versions=versions(),
-            machine=machine_class(),
+            machine=machine_class(load),
             command=command,
         )
 
@@ -72,7 +73,11 @@ def versions() -> dict[str, str]:
     return found
 
 
-def machine_class() -> str:
-    """Return what kind of machine this is, without a name of its own."""
+def machine_class(load: float = 0.0) -> str:
+    """Return what kind of machine this is, without a name of its own, and whether it was shared.
+
+    ``load`` is how many others computed on average in the minute before.
+    """
     cores = len(os.sched_getaffinity(0))
-    return f"{cores} cores, {platform.machine()}, {platform.system()}"
+    kind = f"{cores} cores, {platform.machine()}, {platform.system()}"
+    return f"{kind}, shared (load {load:.1f} before)" if load >= SHARED_LOAD else kind

@@ -17,6 +17,7 @@ class Reason(StrEnum):
     SIGNAL = "signal"
     MAX_DURATION = "max_duration"
     MODEL_OR_DATA_MISSING = "model_or_data_missing"
+    BAD_INPUT = "bad_input"
 
     # Ours to answer for: the class is ``error``.
     PREFLIGHT_FAILED = "preflight_failed"
@@ -55,6 +56,7 @@ FAILED = frozenset(
         Reason.SIGNAL,
         Reason.MAX_DURATION,
         Reason.MODEL_OR_DATA_MISSING,
+        Reason.BAD_INPUT,
     }
 )
 STOPPED = frozenset(

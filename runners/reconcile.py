@@ -13,6 +13,7 @@ from runners import launch, preflight, secret_files
 from runners.attempts import ID, AttemptFolder, Claim, Verdict, attempt_folders
 from runners.client import RefusedError, ServerClient, ServerError
 from runners.config import HostConfig, HostDir
+from runners.fetching import Fetcher
 from runners.jobspec import JobSpec
 from runners.launch import LaunchRefusedError
 from runners.launchers import choose
@@ -67,6 +68,7 @@ class Reconciler:
         self.problems: list[str] = []
         self._client = client
         self._render = render
+        self._fetcher = Fetcher(client)
         self._readers: dict[str, SpoolReader] = {}
 
     # What is
@@ -192,6 +194,8 @@ class Reconciler:
         request = reply.request
         values = {name: value.get_secret_value() for name, value in reply.secrets.items()}
         try:
+            if not self._fetcher.has_all(folder, request.spec):
+                return  # asked again with the next beat
             launch.refuse_missing(request.spec.secrets, values)
             self._check_disk()
             spec = launch.confine(request.spec, self._model_roots(), self.host_dir.attempts)

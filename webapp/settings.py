@@ -50,6 +50,7 @@ INSTALLED_APPS = [
     "webapp.hosts",
     "webapp.plans",
     "webapp.modelhub",
+    "webapp.datasets",
     "webapp.jobs",
     "webapp.audit",
     "webapp.metrics",
@@ -143,6 +144,7 @@ HOST_REDIS_URL = os.environ.get("SLIPWAY_HOST_REDIS_URL") or (
 # Rehearsed jobs, which take a host's turn without a model: only where an operator wants them.
 ALLOWS_DRILLS = os.environ.get("SLIPWAY_DRILLS") == "1"
 ARTEFACTS_DIR = DATA_DIR / "artefacts"
+DATASETS_DIR = DATA_DIR / "datasets"
 
 LANGUAGE_CODE = "en-gb"
 TIME_ZONE = os.environ.get("TZ") or "UTC"

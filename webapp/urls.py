@@ -13,6 +13,7 @@ urlpatterns = [
     path("", include("webapp.plans.urls")),
     path("", include("webapp.limits.urls")),
     path("", include("webapp.modelhub.urls")),
+    path("", include("webapp.datasets.urls")),
     path("", include("webapp.jobs.urls")),
     path("", include("webapp.compare.urls")),
     path("", include("webapp.queue.urls")),

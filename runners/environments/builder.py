@@ -120,8 +120,9 @@ def _build(store: Store, pins: Pins, place: Path, tell: Tell) -> None:
         venv.EnvBuilder(with_pip=False, symlinks=True).create(place)
         python = place / "bin" / "python"
         _install(pins, python, tell)
+        _see(pins, place)
         tell(Step("Checking that its packages agree", total - 2, total))
-        _run_to_end(pip_command(python, "check"), "its packages do not agree")
+        _check_packages(pins, python)
         tell(Step("Importing it", total - 1, total))
         imports = "import " + ", ".join(pins.probe)
         _run_to_end([str(python), "-I", "-c", imports], "it does not import")
@@ -167,6 +168,39 @@ def _install(pins: Pins, python: Path, tell: Tell) -> None:
             tell(Step(f"Unpacking {len(pins.packages)} packages", total - 3, total))
 
 
+def _see(pins: Pins, place: Path) -> None:
+    """Let it import the agent's packages too, behind its own.
+
+    After they were installed: pip sees none of the agent's, and so cannot think of replacing one.
+    """
+    if pins.seen:
+        (packages,) = place.glob("lib/python*/site-packages")
+        (packages / "beside.pth").write_text("\n".join(pins.seen) + "\n")
+
+
+def _check_packages(pins: Pins, python: Path) -> None:
+    """Ask pip whether its packages agree, but for those it does without.
+
+    Raises:
+        BuildError: they do not.
+    """
+    named = {line.partition("==")[0].lower().replace("_", "-") for line in pins.packages}
+    env = _environment()
+    command = pip_command(python, "check")
+    said = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    lines = said.stdout.splitlines()
+    ours = [line for line in lines if line.split(" ")[0].lower().replace("_", "-") in named]
+    if wrong := [line for line in ours if not _is_done_without(line, pins)]:
+        raise BuildError(f"its packages do not agree: {_cause(wrong)}")
+    if said.returncode and not lines:  # what the agent's packages lack is not this build's affair
+        raise BuildError(f"pip could not check its packages: {_cause([said.stderr.strip()])}")
+
+
+def _is_done_without(line: str, pins: Pins) -> bool:
+    lacking = re.search(r"requires (\S+), which is not installed", line)
+    return lacking is not None and lacking[1] in pins.without
+
+
 def _package(line: str) -> str:
     name = line.split()[1].rpartition("/")[2]
     return re.split(r"==|-\d", name)[0][:60]
@@ -190,7 +224,7 @@ def _run(command: Sequence[str], what: str) -> Iterator[str]:
     Raises:
         BuildError: it failed; its last lines say why.
     """
-    env = {name: os.environ[name] for name in PASSED if name in os.environ} | pip_variables()
+    env = _environment()
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -210,6 +244,10 @@ def _run(command: Sequence[str], what: str) -> Iterator[str]:
             raise
     if process.returncode:
         raise BuildError(f"{what}: {_cause(last)}")
+
+
+def _environment() -> dict[str, str]:
+    return {name: os.environ[name] for name in PASSED if name in os.environ} | pip_variables()
 
 
 def _cause(lines: Sequence[str]) -> str:

@@ -17,8 +17,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from runners.jobs.adapters import BASE_KEY, CONFIG_NAME, WEIGHTS_NAME, weights_digest
-from runners.jobs.loading import opened_model, stored_quantisation
+from runners.jobs.loading import stored_quantisation
 from runners.jobs.model_files import read_config
+from runners.jobs.model_folders import opened_model
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import ArtefactModel, FolderModel, ModelRef
 

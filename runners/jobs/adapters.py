@@ -1,4 +1,4 @@
-"""LoRA adapters by peft: put into a model, saved in peft's own format, merged.
+"""LoRA, QLoRA and DoRA adapters by peft: put into a model, saved in peft's own format, merged.
 
 The model is changed in place and stays what it is to its trainer: only the adapter's matrices
 ask for gradients. peft is imported where an adapter is made, so that other jobs start sooner.
@@ -10,6 +10,7 @@ Source: Hu et al. 2021, arXiv:2106.09685.
 # safetensors has no types.
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -32,8 +33,16 @@ SAMPLES = 64  # of each file: weights of another training differ everywhere
 class Lora:
     """A model that learns through an adapter alone."""
 
-    def __init__(self, model: PreTrainedModel, options: LoraOptions) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        options: LoraOptions,
+        original: Callable[[], PreTrainedModel] | None = None,
+    ) -> None:
         """Put fresh matrices into the model, which change nothing until they are trained.
+
+        ``original`` loads the full-width weights that they are merged into, where the model's own
+        are quantised: merged there, they would be rounded once more.
 
         Raises:
             BadInputError: peft knows no such layers in this architecture, or is not here.
@@ -50,7 +59,9 @@ class Lora:
             lora_dropout=options.dropout,
             target_modules="all-linear" if options.targets == "all" else None,
             task_type="CAUSAL_LM",
+            use_dora=options.is_dora,
         )
+        self._original = original
         try:
             self._tuned = get_peft_model(model, config)
         except ValueError as error:
@@ -83,8 +94,15 @@ class Lora:
         save_file(tensors, folder / WEIGHTS_NAME, metadata={"format": "pt", BASE_KEY: digest})
 
     def merge(self) -> PreTrainedModel:
-        """Return the model with the adapter in its weights, and no adapter any more."""
-        return cast("PreTrainedModel", self._tuned.merge_and_unload())
+        """Return the model with the adapter in its full-width weights, and no adapter any more."""
+        if self._original is None:
+            return cast("PreTrainedModel", self._tuned.merge_and_unload())
+        from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+
+        state = get_peft_model_state_dict(self._tuned, save_embedding_layers=False)
+        whole = get_peft_model(self._original(), self._tuned.peft_config["default"])
+        set_peft_model_state_dict(whole, state)
+        return cast("PreTrainedModel", whole.merge_and_unload())
 
     def _trained(self) -> list[torch.nn.Parameter]:
         return [each for each in self._tuned.parameters() if each.requires_grad]

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from runners.jobs.runtime import Job
-from runners.messages import ArtefactBody
+from runners.messages import ArtefactBody, ArtefactKind
 
-Kind = Literal["model", "adapter", "report"]
 CARD_NAME = "README.md"
 WEIGHT_SUFFIXES = (".safetensors", ".gguf")
 
@@ -41,7 +40,11 @@ def publish_report(job: Job, name: str, document: Mapping[str, Any]) -> Artefact
 
 
 def publish_folder(
-    job: Job, name: str, kind: Kind, write: Callable[[Path], object], facts: Mapping[str, Any]
+    job: Job,
+    name: str,
+    kind: ArtefactKind,
+    write: Callable[[Path], object],
+    facts: Mapping[str, Any],
 ) -> ArtefactBody:
     """Write a folder of the output aside, put it in its place whole, and announce it."""
     final = job.output_dir(name)
@@ -56,7 +59,9 @@ def publish_folder(
     return body
 
 
-def describe_folder(folder: Path, facts: Mapping[str, Any], kind: Kind = "model") -> ArtefactBody:
+def describe_folder(
+    folder: Path, facts: Mapping[str, Any], kind: ArtefactKind = "model"
+) -> ArtefactBody:
     """Return sizes and digests of every file in the folder."""
     files = {path.relative_to(folder).as_posix(): path for path in _files(folder)}
     sizes = {name: path.stat().st_size for name, path in files.items()}

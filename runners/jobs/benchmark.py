@@ -12,12 +12,13 @@ from runners.jobs.load.job import measure_under_load
 from runners.jobs.loading import (
     HOW_QUANTISED,
     load_model,
-    opened_model,
     pick_device,
     preload_library,
+    require_tokenizer,
     stored_quantisation,
 )
 from runners.jobs.memory import PeakMeter
+from runners.jobs.model_folders import opened_model
 from runners.jobs.profiling import profile_model
 from runners.jobs.runtime import BadInputError, Job, num_threads, run_job
 from runners.jobs.stages import Stages
@@ -71,6 +72,8 @@ def _assess(
     stages.begin(LOADING)
     meter = PeakMeter(pick_device())
     loaded = load_model(job, spec.model, spec.weight_dtype)
+    if isinstance(spec.model, FolderModel | ArtefactModel):
+        require_tokenizer(loaded, "perplexity")
     workload = Workload(spec.batch_size, spec.prompt_tokens, spec.output_tokens, spec.seed)
     stages.begin(MEASURING)
     sampling = Sampling(workload, spec.repetitions, spec.evaluation_tokens)

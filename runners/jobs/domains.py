@@ -37,7 +37,7 @@ class Domains:
             BadInputError: a domain has too little text for one sequence to learn and one to judge.
         """
         self._length = length
-        self._random = np.random.default_rng(seed)
+        self.random = np.random.default_rng(seed)
         self._train: dict[str, TokenIds] = {}
         self._validation: dict[str, torch.Tensor] = {}
         for name, ids in texts.items():
@@ -55,12 +55,12 @@ class Domains:
     def batch(self, count: int) -> torch.Tensor:
         """Return sequences [count, length], each of a domain drawn by its weight."""
         names = list(self.weights)
-        drawn = self._random.choice(len(names), size=count, p=list(self.weights.values()))
+        drawn = self.random.choice(len(names), size=count, p=list(self.weights.values()))
         return torch.from_numpy(np.stack([self._piece(names[each]) for each in drawn]))
 
     def _piece(self, name: str) -> npt.NDArray[np.int64]:
         ids = self._train[name]
-        at = int(self._random.integers(0, len(ids) - self._length))
+        at = int(self.random.integers(0, len(ids) - self._length))
         piece: npt.NDArray[np.int64] = np.asarray(ids[at : at + self._length], dtype=np.int64)
         return piece
 

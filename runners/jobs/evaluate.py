@@ -1,9 +1,12 @@
 """Judge a model on held-out text: ``python -m runners.jobs.evaluate ATTEMPT_DIR``.
 
 Perplexity, how often the next token was the likeliest, and how far the model's distribution is
-from the original's, each with the 95 % interval over windows.
+from the original's, each with the 95 % interval over windows. Then tasks of
+lm-evaluation-harness, where some are asked for.
 """
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,7 +14,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from runners.evaluate_options import EvaluationTasks
 from runners.jobs.assessment import held_out_ids
+from runners.jobs.corpus import load_corpus
 from runners.jobs.evaluation import (
     Z_95,
     Nlls,
@@ -23,14 +28,27 @@ from runners.jobs.evaluation import (
     windows_of,
 )
 from runners.jobs.isolation import run_isolated
-from runners.jobs.loading import LoadedModel, load_model, pick_device, preload_library
+from runners.jobs.loading import (
+    LoadedModel,
+    load_model,
+    pick_device,
+    preload_library,
+    require_tokenizer,
+)
+from runners.jobs.memory import Peak, PeakMeter
+from runners.jobs.model_folders import model_roots
 from runners.jobs.runtime import BadInputError, Job, MissingModelError, num_threads, run_job
 from runners.jobs.stages import Stages
+from runners.jobs.tasks import scores
+from runners.jobs.tasks.files import TaskFile, read_tasks
+from runners.jobs.tasks.held_out import held_out_tasks
+from runners.jobs.tasks.scores import Score
 from runners.jobs.telemetry import gpu_telemetry
 from runners.jobspec import EvaluateSpec
 
 LOADING = "Loading the models"
 JUDGING = "Reading held-out text"
+ASKING = "Running tasks"
 
 
 @dataclass(frozen=True)
@@ -45,24 +63,86 @@ class Judgement:
     original_correct: Nlls | None = None
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """Everything that one attempt found."""
+
+    judgement: Judgement
+    windows: Windows
+    peak: Peak
+    seconds: float  # of reading text
+    tasks_seconds: float = 0.0
+    scores: Sequence[Score] = ()
+    original_scores: Sequence[Score] = ()
+    harness: str = ""  # what ran the tasks, in words
+
+
 def work(job: Job) -> None:
     """Run one evaluation attempt."""
     spec = job.spec_of(EvaluateSpec)
     preload_library(spec.weight_dtype)
+    tasks = chosen_tasks(job, spec.tasks) if spec.tasks else []
     with gpu_telemetry(job.emitter):
-        stages = Stages(job.emitter, {LOADING: 1.0, JUDGING: 6.0})
-        found, windows = run_isolated(job, partial(_judge, spec, stages))
-    measured = figures(found, windows)
-    job.emitter.result(measured, notes(found, windows, measured))
+        shares = {LOADING: 1.0, JUDGING: 6.0} | ({ASKING: 6.0} if tasks else {})
+        stages = Stages(job.emitter, shares)
+        found = run_isolated(job, partial(_evaluate, spec, tasks, stages))
+    measured = figures(found.judgement, found.windows) | {
+        "peak_memory_bytes": float(found.peak.bytes),
+        "duration_seconds": found.seconds,
+    }
+    if tasks:
+        measured["tasks_seconds"] = found.tasks_seconds
+    told = notes(found.judgement, found.windows, measured) | {
+        "peak_memory_bytes": found.peak.how,
+        "duration_seconds": "reading held-out text, without starting, loading and tasks",
+    }
+    asked = found.scores, found.original_scores
+    told |= {"tasks": found.harness} if found.harness else {}
+    job.emitter.result(measured | scores.figures(*asked), told | scores.notes(*asked))
 
 
-def _judge(spec: EvaluateSpec, stages: Stages, job: Job) -> tuple[Judgement, Windows]:
+def chosen_tasks(job: Job, tasks: EvaluationTasks) -> list[TaskFile]:
+    """Return the tasks that are asked for: of a folder below a model root, or made here.
+
+    Raises:
+        MissingModelError: the folder or a data file is not there.
+        BadInputError: a task is not there, or cannot be read.
+    """
+    if tasks.folder is None:
+        return read_tasks(
+            held_out_tasks(load_corpus(), job.cache_dir), tasks.names, [job.cache_dir.resolve()]
+        )
+    roots = model_roots(job.host_dir)
+    folder = (roots[0] / tasks.folder).resolve()
+    if not folder.is_dir() or not any(folder.is_relative_to(root) for root in roots):
+        msg = f"no task folder {folder} below this host's model folders; copy the tasks there"
+        raise MissingModelError(msg)
+    return read_tasks(folder, tasks.names, roots)
+
+
+def _evaluate(
+    spec: EvaluateSpec, tasks: Sequence[TaskFile], stages: Stages, job: Job
+) -> Evaluation:
     stages = stages.via(job.emitter)
     stages.begin(LOADING)
+    meter = PeakMeter(pick_device())
     loaded = load_model(job, spec.model, spec.weight_dtype)
     original = load_model(job, spec.original, "bf16") if spec.original else None
     windows = _windows(job, spec, loaded, original)
     stages.begin(JUDGING)
+    began = time.monotonic()
+    judgement = _judge(job, stages, windows, loaded, original)
+    ended, peak = time.monotonic(), meter.read()  # without tasks, whose batches are the harness's
+    if not tasks:
+        return Evaluation(judgement, windows, peak, ended - began)
+    scored, originals, harness = _ask(spec, tasks, stages, loaded, original)
+    seconds = ended - began, time.monotonic() - ended
+    return Evaluation(judgement, windows, peak, *seconds, scored, originals, harness)
+
+
+def _judge(
+    job: Job, stages: Stages, windows: Windows, loaded: LoadedModel, original: LoadedModel | None
+) -> Judgement:
     reference = original.model if original else None
     parts: list[Judgement] = []
     for at, row in enumerate(windows.ids):
@@ -71,7 +151,32 @@ def _judge(spec: EvaluateSpec, stages: Stages, job: Job) -> tuple[Judgement, Win
         so_far = float(np.exp(np.mean([part.nlls for part in parts])))
         job.emitter.metric({"perplexity": so_far}, step=at)
         stages.advance((at + 1) / len(windows.ids))
-    return joined(parts), windows
+    return joined(parts)
+
+
+def _ask(
+    spec: EvaluateSpec,
+    tasks: Sequence[TaskFile],
+    stages: Stages,
+    loaded: LoadedModel,
+    original: LoadedModel | None,
+) -> tuple[list[Score], list[Score], str]:
+    from runners.jobs.tasks.harness import how, run_tasks  # needs the environment of the harness
+
+    stages.begin(ASKING)
+    models = [each for each in (loaded, original) if each is not None]
+    most = spec.tasks.documents if spec.tasks else None
+    total = len(models) * len(tasks)
+    found: list[list[Score]] = [[], []]
+    for at, each in enumerate(models):
+        tokenizer = require_tokenizer(each, "running tasks")
+        tell = partial(_advance, stages, total, at * len(tasks))
+        found[at] = run_tasks(each.model, tokenizer, tasks, most, tell)
+    return found[0], found[1], how(loaded.model)
+
+
+def _advance(stages: Stages, total: int, before: int, done: int) -> None:
+    stages.advance((before + done) / total)
 
 
 def _windows(

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from runners.evaluate_options import window_of
 from runners.jobs.tokenizer import TokenIds
 
-MAX_WINDOW = 512
 LOGITS_BUDGET_BYTES = 16 * 2**20  # in fp32: the evaluation must not set a job's peak memory
 Z_95 = 1.96  # two-sided 95 % quantile of the normal distribution
 
@@ -111,8 +111,7 @@ def windows_of(config: PretrainedConfig, ids: TokenIds, num_tokens: int) -> Wind
     Raises:
         ValueError: the stream is shorter than one window.
     """
-    length = min(MAX_WINDOW, int(config.max_position_embeddings), len(ids))
-    stride = length // 2
+    length, stride = window_of(min(int(config.max_position_embeddings), len(ids)))
     starts = segment_starts(len(ids), length, stride, num_tokens)
     return Windows(np.stack([ids[at : at + length] for at in starts]).astype(np.int64), stride)
 

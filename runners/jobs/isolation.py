@@ -18,7 +18,7 @@ import torch
 
 from runners.jobs.events import Emitter
 from runners.jobs.loading import pick_device
-from runners.jobs.runtime import BadInputError, Job
+from runners.jobs.runtime import BadInputError, Job, disk_full
 
 Result = TypeVar("Result")
 
@@ -56,6 +56,11 @@ def _run_child(
         sender.send(work(own))
     except BadInputError as error:
         sender.send(error)
+    except Exception as error:
+        full = disk_full(error, job.attempt_dir)
+        if full is None:
+            raise
+        sender.send(full)
     finally:
         own.emitter.close()
 

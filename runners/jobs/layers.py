@@ -106,6 +106,19 @@ class LayerwiseModel:
         found: torch.Tensor = output.logits
         return found
 
+    @torch.no_grad()
+    def enter(self, **call: Any) -> tuple[Hidden, list[Extra]]:
+        """Return what reaches the first layer of a call, and with what else each is called."""
+        calls: list[tuple[Hidden, Extra]] = []
+
+        def pass_on(hidden: Hidden, **extra: Any) -> Hidden:
+            calls.append((hidden, extra))
+            return hidden
+
+        with self._layers_as(pass_on):
+            self.model.base_model(**call)
+        return calls[0][0], [extra for _, extra in calls]
+
     def linears(self, index: int) -> dict[str, torch.nn.Linear]:
         """Return the layer's linear modules by their names within it."""
         modules = self.layers[index].named_modules()

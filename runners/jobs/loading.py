@@ -8,16 +8,13 @@ Weights come from safetensors only, nothing is fetched, and no code from a model
 
 import importlib
 import json
-import os
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from torchao.quantization import (
     Float8WeightOnlyConfig,
     Int8DynamicActivationInt8WeightConfig,
@@ -34,19 +31,17 @@ from transformers import (
 )
 
 from runners.compress_options import NF4_BLOCK, QUANTISED_DTYPES, WeightDtype
-from runners.jobs.model_files import check_config, pinned
+from runners.jobs.model_files import check_config
+from runners.jobs.model_folders import opened_model
 from runners.jobs.runtime import BadInputError, Job, MissingModelError
 from runners.jobs.ternary_files import QUANT_METHOD, is_ternary, load_ternary
+from runners.jobs.weight_checks import check_shapes, checked_model, first_line
 from runners.jobspec import (
-    ArtefactModel,
     DemoModel,
-    FolderModel,
     ModelRef,
     RandomModel,
 )
 
-MODEL_FILES = ("config.json", "*.safetensors")
-MODEL_ROOTS_VARIABLE = "SLIPWAY_MODEL_ROOTS"
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CODE_FORMATS = ("pack-quantized", "int-quantized")
 PACKED_INT4_BITS = 4  # 3 and 2 bits count as int4: narrower ones have no name of their own
@@ -114,46 +109,6 @@ def demo_config(ref: DemoModel) -> dict[str, object]:
     }
 
 
-def model_folder(
-    ref: FolderModel | ArtefactModel, host_dir: Path, needed: Sequence[str] = MODEL_FILES
-) -> Path:
-    """Return the folder of the ``needed`` files that a reference names, links resolved.
-
-    Raises:
-        MissingModelError: it lies outside the roots, is absent, or lacks a file.
-    """
-    if isinstance(ref, ArtefactModel):
-        root = (host_dir / "attempts").resolve()
-        folder = (root / ref.attempt_id / "output" / ref.name).resolve()
-        _check_inside(folder, [root], "artefact")
-    else:
-        roots = model_roots(host_dir)
-        folder = (roots[0] / ref.path).resolve()  # an absolute path replaces the root
-        _check_inside(folder, roots, "folder")
-    _check_complete(folder, needed)
-    return folder
-
-
-def opened_model(
-    ref: FolderModel | ArtefactModel, host_dir: Path, needed: Sequence[str] = MODEL_FILES
-) -> Path:
-    """Return a private folder of the opened files of the model that a reference names.
-
-    Raises:
-        MissingModelError: it lies outside the roots, is absent, or lacks a file.
-        BadInputError: a file is no plain one, or the config is not sane.
-    """
-    roots = [(host_dir / "attempts").resolve(), *model_roots(host_dir)]
-    return pinned(model_folder(ref, host_dir, needed), roots)
-
-
-def model_roots(host_dir: Path) -> list[Path]:
-    """Return the folders below which model folders may lie; the host's own comes first."""
-    configured = os.environ.get(MODEL_ROOTS_VARIABLE, "")
-    extra = [Path(part) for part in configured.split(os.pathsep) if part]
-    return [path.resolve() for path in (host_dir / "models", host_dir / "attempts", *extra)]
-
-
 def preload_library(dtype: WeightDtype, *, is_layerwise: bool = False) -> None:
     """Import what ``dtype`` needs before memory is metered: a library is no part of a model."""
     if is_layerwise:
@@ -175,25 +130,14 @@ def load_folder(
         raise BadInputError(msg)
     if is_ternary(folder):
         return ready(load_ternary(folder, BASE_DTYPE), device=device)
-    options: dict[str, Any] = {"dtype": TORCH_DTYPES.get(dtype, BASE_DTYPE)}
+    options: dict[str, Any] = {
+        "dtype": TORCH_DTYPES.get(dtype, BASE_DTYPE),
+        "device_map": str(device),
+    }
     if stored is None and dtype in QUANTISED_DTYPES:
-        _check_blocks(folder, dtype)
+        _check_quantisable(folder, dtype)
         options["quantization_config"] = _quantisation_config(dtype, rounds_inputs=rounds_inputs)
-    if not any(folder.glob("*.safetensors")):
-        options["gguf_file"] = next((each.name for each in folder.glob("*.gguf")), None)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            str(folder),
-            device_map=str(device),
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            **options,
-        )
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        msg = f"cannot load {folder} as a causal language model: {_first_line(error)}"
-        raise BadInputError(msg) from error
-    return ready(model)
+    return ready(checked_model(folder, options, is_plain=stored is None))
 
 
 def stored_quantisation(folder: Path) -> WeightDtype | None:
@@ -319,7 +263,7 @@ def fresh_model(config: dict[str, object], dtype: torch.dtype) -> PreTrainedMode
         parsed = AutoConfig.for_model(model_type, **library_fields(model_type, config))
         model: PreTrainedModel = AutoModelForCausalLM.from_config(parsed, dtype=dtype)
     except (StrictDataclassError, ValueError, KeyError, TypeError, AttributeError) as error:
-        msg = f"config.json describes no model that can be built here: {_first_line(error)}"
+        msg = f"config.json describes no model that can be built here: {first_line(error)}"
         raise BadInputError(msg) from error
     return model
 
@@ -355,40 +299,17 @@ def _quantisation_config(
     )
 
 
-def _check_blocks(folder: Path, dtype: WeightDtype) -> None:
-    """Refuse nf4 for rows that its blocks do not fill: the CPU kernel fails on them."""
-    if dtype != "int4":
-        return
-    config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
-    for name, weight in quantised_matrices(shape_only(config)).items():
-        if weight.shape[1] % NF4_BLOCK:
+def _check_quantisable(folder: Path, dtype: WeightDtype) -> None:
+    """Refuse matrices of other shapes than the config's, which no quantising loader tells.
+
+    And nf4 for rows that its blocks do not fill: the CPU kernel fails on them.
+    """
+    skeleton = shape_only(AutoConfig.from_pretrained(str(folder), local_files_only=True))
+    check_shapes(folder, skeleton)
+    for name, weight in quantised_matrices(skeleton).items():
+        if dtype == "int4" and weight.shape[1] % NF4_BLOCK:
             msg = (
                 f"{name} has rows of {weight.shape[1]} weights, and int4 needs multiples of "
                 f"{NF4_BLOCK}; choose int8 for this model"
             )
             raise BadInputError(msg)
-
-
-def _check_inside(folder: Path, roots: list[Path], what: str) -> None:
-    if not any(folder != root and folder.is_relative_to(root) for root in roots):
-        allowed = ", ".join(str(root) for root in roots)
-        msg = (
-            f"model {what} {folder} lies outside {allowed}; move it there, or add its parent "
-            f"to {MODEL_ROOTS_VARIABLE} on this host"
-        )
-        raise MissingModelError(msg)
-
-
-def _check_complete(folder: Path, needed: Sequence[str]) -> None:
-    if not folder.is_dir():
-        msg = f"no model folder {folder} on this host; check the path, or copy the model there"
-        raise MissingModelError(msg)
-    if missing := [each for each in needed if not any(folder.glob(each))]:
-        pickles = ", ".join(each.name for each in folder.glob("*.bin"))
-        also = f" ({pickles} is pickle, which is never read)" if pickles else ""
-        msg = f"{folder} lacks {' and '.join(missing)}{also}; give a complete Hugging Face folder"
-        raise MissingModelError(msg)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0][:300]

@@ -47,7 +47,7 @@ class PeakMeter:
             peak = int(torch.cuda.max_memory_allocated(self._device))
             return Peak(peak, self._start, "CUDA allocator's peak since the model began to load")
         since = "this part began" if self._is_reset else "the process began"
-        return Peak(_status_bytes("VmHWM"), self._start, f"peak resident memory since {since}")
+        return Peak(status_bytes("VmHWM"), self._start, f"peak resident memory since {since}")
 
     def _reset(self) -> bool:
         if self._on_cuda:
@@ -67,7 +67,7 @@ class PeakMeter:
 
 def resident_bytes() -> int:
     """Return the bytes of physical memory that this process holds now."""
-    return _status_bytes("VmRSS")
+    return status_bytes("VmRSS")
 
 
 def release_free_memory() -> None:
@@ -83,12 +83,20 @@ def release_free_memory() -> None:
 
 def tensor_bytes(tensor: torch.Tensor) -> int:
     """Return the bytes that a tensor holds, with scales when it is quantised."""
+    return sum(each.numel() * each.element_size() for each in parts_of(tensor))
+
+
+def parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the plain tensors that a tensor is made of: itself, or codes and their scales."""
     inner = getattr(tensor, "__tensor_flatten__", None)
     if inner is not None:
         names, _context = inner()
-        return sum(tensor_bytes(getattr(tensor, name)) for name in names)
-    held = tensor.numel() * tensor.element_size()
-    return held + sum(tensor_bytes(each) for each in _quant_state_tensors(tensor))
+        for name in names:
+            yield from parts_of(getattr(tensor, name))
+        return
+    yield tensor
+    for each in _quant_state_tensors(tensor):
+        yield from parts_of(each)
 
 
 def gradient_bytes(model: PreTrainedModel) -> int:
@@ -134,7 +142,8 @@ def _quant_state_tensors(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
         state = getattr(state, "state2", None)
 
 
-def _status_bytes(field: str) -> int:
+def status_bytes(field: str) -> int:
+    """Return the bytes that a field of this process's /proc/self/status has; 0 without it."""
     for line in (PROC / "status").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == field:

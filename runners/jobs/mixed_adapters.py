@@ -9,12 +9,20 @@ Source: Zhou et al. 2022 (PetS), USENIX ATC, section 4.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
 from runners.endpoint_spec import NO_ADAPTER
-from runners.jobs.adapter_files import Adapter, Pair
+from runners.jobs.adapter_files import (
+    Adapter,
+    Pair,
+    base_digest,
+    opened_adapter,
+    read_adapter,
+)
 from runners.jobs.memory import tensor_bytes
+from runners.jobspec import ModelRef, NamedAdapter
 
 NONE = NO_ADAPTER  # the base alone
 
@@ -97,6 +105,25 @@ class MixedAdapters:
             return outputs + change.to(outputs.dtype)
 
         linear.register_forward_hook(add)
+
+
+def hung_on(
+    model: torch.nn.Module, base: ModelRef, asked: Sequence[NamedAdapter], host_dir: Path
+) -> MixedAdapters | None:
+    """Return the adapters that a job asks for, hung on its model; None where it asks for none.
+
+    Raises:
+        BadInputError: one is not for this model, or not whole.
+        MissingModelError: one is not there.
+    """
+    if not asked:
+        return None
+    digest = base_digest(base, host_dir)
+    opened = [
+        read_adapter(each.name, opened_adapter(each.adapter, host_dir), model, digest)
+        for each in asked
+    ]
+    return MixedAdapters(model, opened)
 
 
 def _first(pairs: Sequence[Pair | None]) -> Pair:

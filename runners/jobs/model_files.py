@@ -34,8 +34,11 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def pinned(folder: Path, roots: Sequence[Path]) -> Path:
+def pinned(folder: Path, roots: Sequence[Path], owner: int | None = None) -> Path:
     """Return a private folder whose names lead to the opened files of a model folder.
+
+    They lead to the reader's own handles, so that forked ranks have them too; with ``owner``,
+    this process's number, also a child that inherits no handle can read them.
 
     Raises:
         MissingModelError: the folder, or a file that it links to, lies outside the roots.
@@ -49,7 +52,7 @@ def pinned(folder: Path, roots: Sequence[Path]) -> Path:
     try:
         for name in _data_names(handle):
             file = _open_file(folder, handle, name, roots)
-            (private / name).symlink_to(f"/proc/self/fd/{file}")
+            (private / name).symlink_to(f"/proc/{owner or 'self'}/fd/{file}")
     finally:
         os.close(handle)
     if (private / "config.json").exists():

@@ -13,7 +13,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
@@ -124,8 +124,10 @@ class Ranks:
 
     def settle(self, parallel: DataParallel) -> None:
         """End the start: from now on a rank counts as lost as soon as the job says."""
-        if not self.is_alone:
-            _set_pg_timeout(timedelta(seconds=parallel.rank_timeout_seconds))
+        if self.is_alone:
+            return
+        for group in list(_world.pg_map):  # the whole one, and those of a layout
+            _set_pg_timeout(timedelta(seconds=parallel.rank_timeout_seconds), group)
 
 
 ALONE = Ranks()

@@ -1,6 +1,8 @@
 """Start and end of every job process: its folders, threads, quiet libraries, exit codes."""
 
+import errno
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -18,6 +20,7 @@ from runners.messages import RunRequest
 
 HOST_DIR_VARIABLE = "SLIPWAY_HOST_DIR"
 EXIT_BAD_INPUT = 3
+NO_SPACE = os.strerror(errno.ENOSPC)
 PEERS_STOP_SECONDS = 30.0  # a stop reaches the hosts of a job one after the other
 Spec = TypeVar("Spec", bound=BaseModel)
 
@@ -32,6 +35,12 @@ class MissingModelError(BadInputError):
     """A model or data that the spec names is not on this host."""
 
     prefix = "MODEL_OR_DATA_MISSING"
+
+
+class DiskFullError(BadInputError):
+    """The host's disk became full while the job wrote."""
+
+    prefix = "DISK_FULL"
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,12 @@ class Job:
         """Return a folder for files that do not outlive the job."""
         return self._folder("scratch")
 
+    def clear_unfinished(self) -> None:
+        """Delete what is only half written: scratch files, and folders that nobody renamed in."""
+        shutil.rmtree(self.attempt_dir / "scratch", ignore_errors=True)
+        for path in self.attempt_dir.glob("*/.*-building"):
+            shutil.rmtree(path, ignore_errors=True)
+
     def _folder(self, name: str) -> Path:
         path = self.attempt_dir / name
         path.mkdir(parents=True, exist_ok=True)
@@ -91,12 +106,43 @@ def run_job(
     try:
         job = open_job(Path(_only_argument(kind)), kind)
         try:
-            work(job)
+            carry_out(job, work)
         finally:
             job.emitter.close()
     except BadInputError as error:
         sys.stderr.write(f"{error.prefix}: {error}\n")
         sys.exit(EXIT_BAD_INPUT)
+
+
+def carry_out(job: Job, work: Callable[[Job], None]) -> None:
+    """Do a job's work; where it cannot be done as asked, nothing half written stays.
+
+    Raises:
+        BadInputError: it cannot run as asked.
+        DiskFullError: the disk became full.
+    """
+    try:
+        work(job)
+    except BadInputError:
+        job.clear_unfinished()
+        raise
+    except Exception as error:
+        full = disk_full(error, job.attempt_dir)
+        if full is None:
+            raise
+        job.clear_unfinished()
+        raise full from error
+
+
+def disk_full(error: Exception, folder: Path) -> DiskFullError | None:
+    """Return a full disk's error where one was the cause, in whatever words a library told it."""
+    if NO_SPACE not in str(error):
+        return None
+    free = shutil.disk_usage(folder).free
+    return DiskFullError(
+        f"{NO_SPACE}: {free} bytes are free where {folder} lies; free some space on the host, "
+        "then clone the job"
+    )
 
 
 def prepare_process() -> None:

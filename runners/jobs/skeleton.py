@@ -91,11 +91,11 @@ class ModelTensors:
         return self._files.read(stored).to(self._device, self._dtype)
 
 
-def skeleton(config: PretrainedConfig, dtype: torch.dtype, folder: Path) -> PreTrainedModel:
+def skeleton(config: PretrainedConfig, dtype: torch.dtype, folder: Path | None) -> PreTrainedModel:
     """Return a model of the config whose weights take no memory, to be run and not trained."""
     with init_empty_weights(include_buffers=False):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    if (folder / "generation_config.json").is_file():
+    if folder is not None and (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(str(folder))
     torch.nn.Module.eval(model)
     return model

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pynvml
-import torch
 
 from runners.jobs.events import Emitter
 
@@ -38,8 +37,13 @@ def gpu_telemetry(emitter: Emitter, sample: Sample | None = None) -> Iterator[No
 
 def nvml_sample() -> Sample | None:
     """Return a reader of the visible GPUs, or None without torch CUDA or NVML."""
-    if not torch.cuda.is_available():
-        return None
+    import torch  # here: an engine's door has GPUs to look at and no torch to load
+
+    return visible_sample() if torch.cuda.is_available() else None
+
+
+def visible_sample() -> Sample | None:
+    """Return a reader of the GPUs that this process is given, or None without NVML or GPU."""
     try:
         pynvml.nvmlInit()
         handles = {
@@ -48,7 +52,27 @@ def nvml_sample() -> Sample | None:
         }
     except pynvml.NVMLError:
         return None
-    return lambda: _read(handles)
+    return (lambda: _read(handles)) if handles else None
+
+
+class GpuPeak:
+    """Remembers the most memory in use on one GPU while its reader is asked."""
+
+    def __init__(self, read: Sample | None) -> None:
+        self._read = read
+        self._bytes = 0
+        self.sample = self._sample if read else None
+
+    def _sample(self) -> dict[str, float]:
+        values = self._read() if self._read else {}
+        used = [int(value) for name, value in values.items() if name.endswith("_memory_bytes")]
+        self._bytes = max([self._bytes, *used])
+        return values
+
+    def read(self) -> tuple[int, str] | None:
+        """Return the peak and how it was measured, or None where no GPU was read."""
+        how = "most memory in use on one GPU, read through NVML once a second"
+        return (self._bytes, how) if self._bytes else None
 
 
 def visible_indices(count: int) -> list[int]:

@@ -26,7 +26,7 @@ class WeightReader:
         """
         self._files: dict[str, safe_open] = {}
         for path in sorted(folder.glob("*.safetensors")):
-            opened = _open(path)
+            opened = open_weights(path)
             self._files |= dict.fromkeys(_names(opened), opened)
         self._files = {
             name: file for name, file in self._files.items() if not name.endswith(COMPUTED)
@@ -57,7 +57,7 @@ class WeightReader:
         unknown = sorted(set(self._files) - set(wanted))
         if missing or unknown:
             told = [
-                f"{word} {_some(names)}"
+                f"{word} {some(names)}"
                 for word, names in (("lack", missing), ("also hold", unknown))
                 if names
             ]
@@ -76,7 +76,12 @@ class WeightReader:
                 raise BadInputError(msg)
 
 
-def _open(path: Path) -> safe_open:
+def open_weights(path: Path) -> safe_open:
+    """Return a safetensors file whose tensors can be read.
+
+    Raises:
+        BadInputError: it is cut off, or another kind of file.
+    """
     try:
         return safe_open(path, framework="pt")
     except SafetensorError as error:
@@ -84,7 +89,8 @@ def _open(path: Path) -> safe_open:
         raise BadInputError(msg) from error
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
+    """Return the first names, and how many more there are."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
 

@@ -22,6 +22,14 @@ def memory_headroom(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
     return min(found, default=None)
 
 
+def own_group(proc: Path = PROC, cgroups: Path = CGROUPS) -> tuple[Path, str] | None:
+    """Return the folder of this process's memory group and its limit's file, None without."""
+    for folder, names in _groups(proc, cgroups):
+        if (folder / "cgroup.procs").is_file():
+            return folder, names[0]
+    return None
+
+
 def _groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
     """Yield the folders of this process's group and of those above it."""
     with suppress(OSError):

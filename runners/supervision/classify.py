@@ -16,6 +16,8 @@ _TEXTS = (
     (Reason.ENVIRONMENT_FAILED, re.compile(rf"^{ENVIRONMENT_NOT_BUILT}: ", re.MULTILINE)),
     # What a job process writes to stderr itself when it lacks its input.
     (Reason.MODEL_OR_DATA_MISSING, re.compile(r"^MODEL_OR_DATA_MISSING: ", re.MULTILINE)),
+    (Reason.DISK_FULL, re.compile(r"^DISK_FULL: ", re.MULTILINE)),
+    (Reason.BAD_INPUT, re.compile(r"^BAD_INPUT: ", re.MULTILINE)),
     (Reason.OOM_GPU, oom.GPU),
     (Reason.OOM_HOST, oom.HOST),
     (Reason.NCCL_TIMEOUT, re.compile(r"NCCL.*timeout|Watchdog caught collective", re.IGNORECASE)),

@@ -14,6 +14,7 @@ from typing import Any
 
 MAX_LINE_BYTES = 1024**2
 JOB_SOURCES = ("job", "gpu")
+ARTEFACT_KINDS = ("model", "adapter", "report")  # messages.ArtefactKind; a test holds them equal
 _PORTS = range(1024, 65536)
 _SERVED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,119}")
 
@@ -128,7 +129,9 @@ def _artefact(body: Body) -> Body:
         raise EventRefusedError("files and sha256 must name the same paths")
     return {
         "name": _text(body, "name"),
-        "kind": _take(body, "kind", lambda kind: kind in ("model", "report"), "model or report"),
+        "kind": _take(
+            body, "kind", ARTEFACT_KINDS.__contains__, f"one of {', '.join(ARTEFACT_KINDS)}"
+        ),
         "total_bytes": _take(body, "total_bytes", _is_whole, "a size in bytes"),
         "files": files,
         "sha256": {path: str(digest) for path, digest in digests.items()},

@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 
+from tests.plugins import order
 from webapp.boot import suite
 
 
@@ -130,3 +131,15 @@ def test_a_present_chromium_needs_no_words(tmp_path):
 
     assert "NO CHROMIUM" not in words
     assert "1 passed" in words
+
+
+def test_the_tests_of_an_area_go_to_one_worker_and_others_by_their_file():
+    for area in order.AREAS:
+        assert (suite.ROOT / area).is_dir()
+        names = (f"{area}/test_a.py::test_one", f"{area}/test_b.py::test_two[x::y]")
+        assert {order.unit_of(name) for name in names} == {area}
+
+    deep, flat = (f"tests/runners/jobs/{name}" for name in ("serve/test_a.py", "test_a.py"))
+    assert order.unit_of(deep) == "tests/runners/jobs/serve"
+    assert order.unit_of(flat) == "tests/runners/jobs"
+    assert order.unit_of("tests/boot/test_a.py::test_one[x::y]") == "tests/boot/test_a.py"

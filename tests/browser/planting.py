@@ -16,6 +16,7 @@ from tests.stack import PASSWORD
 from webapp.accounts.models import Membership, Team
 from webapp.accounts.secrets import secret_store
 from webapp.core.clock import now
+from webapp.datasets.models import Dataset
 from webapp.hosts.models import Host
 from webapp.hosts.services import token_create
 from webapp.hosts.virtual import virtual_host_create
@@ -126,6 +127,15 @@ def make_things(team: Team, owner: User) -> None:
         team=team, name="Later", device="rtx-4090", num_devices=2, memory_bytes=None, by="olga"
     )
     TeamModel.objects.create(team=team, name="Own", source="config", config=demo_config())
+    Dataset.objects.create(
+        team=team,
+        name="own.jsonl",
+        sha256="0" * 64,
+        size_bytes=2,
+        num_records=2,
+        format="text",
+        samples=[[["text", hostile(0, None)]], [[hostile(1, None), hostile(2, None)]]],
+    )
 
 
 def history(team: Team, subject: str) -> None:

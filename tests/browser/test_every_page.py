@@ -30,6 +30,7 @@ PATHS = {
     "job to give up": "/jobs/{job}/abandon/",
     "jobs to compare": "/compare/?job={job}",
     "secrets": "/settings/secrets/",
+    "training data": "/data/",
     "wizard": "/plans/new/?preset=demo",
     "limits": "/limits/",
     "a limit": "/limits/?question=most_users&ask=1&hardware=rtx-4090",

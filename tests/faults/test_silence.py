@@ -153,7 +153,7 @@ def test_after_a_reboot_the_job_is_over_and_the_host_takes_the_next(site, tmp_pa
 
 
 def test_a_host_locked_out_goes_on_and_tells_all_when_it_is_let_in_again(site):
-    job = site.running("cleo", steps=60)
+    job = site.running("cleo", steps=120)
     pid = site.identity(job)["child_pid"]
     site.desk.revoke(slug="cleo")
     site.wait_for_contact("cleo", "unreachable")

@@ -103,6 +103,7 @@ class Acceptor:
         self.is_away = False
         self.busy_enrolments = 0  # so many are told to wait
         self.retry_after_seconds = 1
+        self.data: dict[str, bytes] = {}  # training data by the dataset's id
         self.lock = threading.Lock()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self.url = f"http://127.0.0.1:{self._http.server_port}"
@@ -252,7 +253,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._artefact(self._body(), int(parse_qs(urlsplit(self.path).query)["offset"][0]))
 
     def do_GET(self) -> None:
-        self._artefact(b"", None)
+        if found := re.fullmatch(r"/api/v1/attempts/[^/]+/data/([^/]+)", self.path):
+            data = self.acceptor.data.get(found[1])
+            if self.acceptor.is_away or data is None or not self._is_known():
+                return self._answer(404, {"detail": "no such data"})
+            return self._send(200, data, "application/octet-stream")
+        return self._artefact(b"", None)
 
     def _artefact(self, body: bytes, offset: int | None) -> None:
         path = unquote(urlsplit(self.path).path).removeprefix("/api/v1/attempts/")

@@ -31,6 +31,9 @@ def test_a_program_that_cannot_be_executed_is_our_fault():
         ("OSError: [Errno 28] No space left on device", Reason.DISK_FULL),
         ("CUDA error: uncorrectable ECC error encountered", Reason.GPU_FAULT),
         ("x\nMODEL_OR_DATA_MISSING: no model in /m\n", Reason.MODEL_OR_DATA_MISSING),
+        ("x\nBAD_INPUT: m.safetensors is cut off; copy it again\n", Reason.BAD_INPUT),
+        ("x\nDISK_FULL: No space left on device: 0 bytes\n", Reason.DISK_FULL),
+        ("he said BAD_INPUT: or so", Reason.EXIT_NONZERO),
         ("Traceback ...\nValueError: no", Reason.EXIT_NONZERO),
     ],
 )

@@ -1,6 +1,7 @@
 """What a job may say: every event that passes is one that the server takes."""
 
 import json
+from typing import get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -97,6 +98,20 @@ def test_deep_nesting_is_refused_rather_than_fatal():
 def test_a_refusal_names_the_field_and_what_was_expected():
     with pytest.raises(EventRefusedError, match="done is -1, expected a number from 0 up"):
         parse_line(line("progress", {"done": -1, "total": 2, "unit": "steps"}))
+
+
+@pytest.mark.parametrize("kind", get_args(messages.ArtefactKind))
+def test_whatever_the_server_takes_a_job_may_leave(kind):
+    body = {"name": "it", "kind": kind, "total_bytes": 1, "files": {"a": 1}, "sha256": {"a": "0"}}
+
+    assert parse_line(line("artefact", body))[1]["kind"] == kind
+
+
+def test_an_artefact_of_another_kind_is_refused_with_the_known_ones():
+    body = {"name": "it", "kind": "rootkit", "total_bytes": 0, "files": {}, "sha256": {}}
+
+    with pytest.raises(EventRefusedError, match="one of model, adapter, report"):
+        parse_line(line("artefact", body))
 
 
 def test_an_artefact_must_have_a_digest_for_each_file():

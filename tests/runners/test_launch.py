@@ -16,13 +16,18 @@ from runners.jobspec import (
     DemoModel,
     DrillSpec,
     EvaluateSpec,
+    FileData,
     FilePrompts,
     FolderModel,
     GenerateSpec,
+    HostText,
+    MixedData,
     RandomModel,
     ServeSpec,
     TrainSpec,
+    WeightedData,
 )
+from runners.jobspec.data import sources_of
 from runners.launch import LaunchRefusedError, confine, render_argv, render_env
 from runners.places import RunDevice
 from runners.reasons import Reason
@@ -172,6 +177,20 @@ def test_an_artefact_is_named_and_never_a_path(roots, attempt_id, name):
 
     with pytest.raises(LaunchRefusedError, match="is not the name of an artefact"):
         confine(spec, roots, roots[0].parent / "attempts")
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_training_data_lies_below_a_root_as_models_do(roots, is_mixed):
+    def training(path):
+        data = FileData(path=path)
+        parts = [WeightedData(data=each, weight=1.0) for each in (HostText(), data)]
+        return TrainSpec(data=MixedData(parts=tuple(parts)) if is_mixed else data)
+
+    inside = confine(training("data/a.jsonl"), roots, roots[0].parent / "attempts")
+    with pytest.raises(LaunchRefusedError, match="outside of this host's model folders"):
+        confine(training("../../secret.jsonl"), roots, roots[0].parent / "attempts")
+
+    assert sources_of(inside.data)[-1].path == str(roots[0].resolve() / "data" / "a.jsonl")
 
 
 def test_an_artefact_of_this_host_is_found(roots):

@@ -13,7 +13,8 @@ import pytest
 from runners import preflight, probe
 from runners.config import HostConfig
 from runners.jobspec import ArtefactModel, FolderModel
-from runners.preflight import GIB, Place, cuda_of_torch, driver_check, look
+from runners.preflight import GIB, Place, cuda_of_torch, look
+from runners.preflight_gpus import driver_check
 from runners.preflight_messages import Needs, PreflightCheck
 from runners.supervision import procfs
 from tests.runners.test_probe import recorded_nvml
@@ -256,3 +257,58 @@ def test_an_environment_that_this_host_does_not_know_is_refused_by_name(place):
     assert not check.ok
     assert "knows the environments main, llamacpp" in check.sentence
     assert "'elsewhere'" in check.sentence
+
+
+GPU_ENVIRONMENT = """# For GPUs; 1 GB.
+# probe: one
+# size-bytes: 5
+# cuda: 13.0
+# compute-capability: 7.5
+one==1.0
+"""
+
+
+@pytest.fixture
+def on_gpus(host_dir, place) -> Place:
+    """A host that has an environment of its own for GPUs."""
+    pins = host_dir.path / "environments" / "pins"
+    pins.mkdir(parents=True)
+    (pins / "ours.txt").write_text(GPU_ENVIRONMENT)
+    return place
+
+
+def test_an_environment_for_gpus_is_refused_by_name_where_there_is_none(on_gpus):
+    if shutil.which("nvidia-smi"):
+        pytest.skip("this machine may have a GPU")
+    check = checked(Needs(kind="serve", environment="ours"), on_gpus)["GPU"]
+
+    assert not check.ok
+    assert "NVIDIA GPUs of compute capability 7.5 or newer, with a driver for CUDA 13.0" in (
+        check.sentence
+    )
+    assert "slipway, or llamacpp" in check.remedy
+
+
+@pytest.mark.parametrize(
+    ("capability", "driver", "failed"),
+    [((9, 0), 13000, set()), ((7, 0), 13000, {"GPU"}), ((9, 0), 12080, {"driver"})],
+)
+def test_old_gpus_and_old_drivers_are_named(on_gpus, monkeypatch, capability, driver, failed):
+    library = recorded_nvml(2)
+    library.nvmlSystemGetCudaDriverVersion_v2 = lambda: driver
+    library.nvmlDeviceGetCudaComputeCapability = lambda _: capability
+    library.nvmlShutdown = lambda: None
+    monkeypatch.setattr(probe, "_initialised_nvml", lambda: library)
+
+    found = checked(Needs(kind="serve", environment="ours"), on_gpus)
+
+    assert {name for name in ("GPU", "driver") if not found[name].ok} == failed
+
+
+def test_an_environment_for_gpus_needs_a_c_compiler(on_gpus, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+
+    check = checked(Needs(kind="serve", environment="ours"), on_gpus)["compiler"]
+
+    assert "none of cc, gcc, clang" in check.sentence
+    assert not check.ok

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from django.conf import settings
-from django.http import HttpRequest
+from django.http import HttpRequest, StreamingHttpResponse
 from ninja import Query, Router
 
 from runners.messages import (
@@ -17,9 +17,11 @@ from runners.messages import (
 from webapp.api.auth import HostAuth, calling_host
 from webapp.api.problems import REFUSALS
 from webapp.core.disk import MIN_FREE_BYTES, check_room
-from webapp.core.problems import InvalidProblem
+from webapp.core.problems import InvalidProblem, NotFoundProblem
+from webapp.datasets.services import path_of, pieces, promised_dataset
 from webapp.jobs import uploads
 from webapp.jobs.claims import attempt_claim, attempt_secrets
+from webapp.jobs.downloads import in_threads
 from webapp.jobs.ingest import events_accept
 
 router = Router(tags=["attempts"], auth=HostAuth())
@@ -44,6 +46,20 @@ def events(request: HttpRequest, attempt_id: str, body: EventBatch) -> EventAck:
         )
     check_room(Path(settings.DATA_DIR), MIN_FREE_BYTES)
     return events_accept(host=calling_host(request), batch=body)
+
+
+@router.get("/{attempt_id}/data/{dataset_id}", response={**REFUSALS})
+def training_data(request: HttpRequest, attempt_id: str, dataset_id: str) -> StreamingHttpResponse:
+    """Send the training data that an attempt of this host was promised, whole."""
+    dataset = promised_dataset(attempt_id, calling_host(request), dataset_id)
+    path = path_of(dataset)
+    if not path.is_file():
+        raise NotFoundProblem("no_dataset", f"The file of {dataset.name} is no longer here.")
+    response = StreamingHttpResponse(
+        in_threads(pieces(path)), content_type="application/octet-stream"
+    )
+    response["Content-Length"] = str(path.stat().st_size)
+    return response
 
 
 @router.get("/{attempt_id}/artefacts/{name}/{path:path}", response={200: UploadState, **REFUSALS})

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,11 +50,18 @@ WHOLE_SUITE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-q")
 def main(arguments: list[str]) -> int:
     """Return 0 if every check and every test passed."""
     environment.ensure(["test", *arguments], with_tests=True)
-    failed = [] if arguments else [check.title for check in CHECKS if not passes(check)]
+    failed = [] if arguments else failed_checks()
     if failed:
         say.line(f"  ✗ Failed before the tests: {', '.join(failed)}. The tests run all the same.")
     status = pytest(*arguments) if arguments else whole_suite()
     return status or int(bool(failed))
+
+
+def failed_checks() -> list[str]:
+    """Run the checks, two at a time, and return the titles of those that were not clean."""
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(passes, CHECKS))
+    return [check.title for check, is_clean in zip(CHECKS, found, strict=True) if not is_clean]
 
 
 def pytest(*arguments: str) -> int:

@@ -10,6 +10,7 @@ from webapp.jobs import figures
 from webapp.jobs.figures import FIGURES, MAIN_METRICS
 from webapp.jobs.models import Measurement
 from webapp.jobs.plots import Drawn, latest_values
+from webapp.jobs.task_figures import label_of, metrics_of
 
 NEARLY = 0.005  # a change smaller than this is said to be none
 BY_RATE = frozenset({"tokens_per_second", "prefill_tokens_per_second", "decode_tokens_per_second"})
@@ -69,7 +70,8 @@ def rows_of(sides: list[Side], drawn: list[list[Drawn]]) -> list[Row]:
     """Return every figure that one of the jobs was predicted to measure, or measured."""
     values = [_values(side, charts) for side, charts in zip(sides, drawn, strict=True)]
     rows = []
-    for metric, (label, unit) in FIGURES.items():
+    named = {name: (label_of(name), "") for found in values for name in metrics_of(found)}
+    for metric, (label, unit) in (FIGURES | named).items():
         cells = _cells(metric, unit, sides, values)
         if any(cell.measured is not None or cell.predicted is not None for cell in cells):
             rows.append(Row(metric, label, cells))

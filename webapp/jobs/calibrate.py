@@ -23,6 +23,7 @@ from runners.jobspec import (
     CompressSpec,
     DemoPrompts,
     GenerateSpec,
+    HostText,
     ModelSpec,
     TrainSpec,
 )
@@ -105,12 +106,10 @@ def questions_of(job: Job) -> Iterator[Question]:
     request = PlanRequest.model_validate(job.plan_request)
     strategy = Strategy.model_validate((job.estimate or {}).get("strategy") or {})
     spec = _SPEC.validate_python(job.spec)
-    if isinstance(spec, TrainSpec):
-        yield Question(_ask(request, request.workload, strategy), "")
-    elif isinstance(spec, BenchmarkSpec):
+    if isinstance(spec, BenchmarkSpec):
         if spec.load is None:  # else who asks decides the figures as much as the host
             yield Question(_ask(request, _generation(spec, spec.batch_size), strategy), "")
-    elif isinstance(spec, GenerateSpec):
+    elif isinstance(spec, TrainSpec | GenerateSpec) and not _holds_otherwise(spec):
         if is_as_planned(spec):
             yield Question(_ask(request, request.workload, strategy), "")
     elif isinstance(spec, CompressSpec):
@@ -119,8 +118,13 @@ def questions_of(job: Job) -> Iterator[Question]:
             yield Question(_ask(request, _generation(spec, 1), stored), prefix)
 
 
-def is_as_planned(spec: GenerateSpec) -> bool:
-    """Return whether each batch is the one that the plan has: a real pile's lengths differ."""
+def is_as_planned(spec: TrainSpec | GenerateSpec) -> bool:
+    """Return whether the job did what the plan costs: a real pile's lengths differ.
+
+    Of a training, the planner knows no activations on disk and no rows of files' samples.
+    """
+    if isinstance(spec, TrainSpec):
+        return spec.activation_offload != "disk" and isinstance(spec.data, HostText)
     prompts = spec.prompts
     return (
         isinstance(prompts, DemoPrompts)
@@ -133,6 +137,7 @@ def is_as_planned(spec: GenerateSpec) -> bool:
         and spec.speculation is None
         and spec.offload is None
         and spec.split is None
+        and not spec.adapters
     )
 
 
@@ -151,3 +156,11 @@ def _ask(request: PlanRequest, workload: Workload, strategy: Strategy) -> Estima
         "engine": request.engine,
     }
     return EstimateRequest(**fields)
+
+
+def _holds_otherwise(spec: TrainSpec | GenerateSpec) -> bool:
+    """Return whether a training keeps moments elsewhere without need, or rounds as it learns."""
+    if isinstance(spec, GenerateSpec):
+        return False
+    is_rounded = spec.quantized is not None and spec.quantized.method == "qat"
+    return is_rounded or spec.optimizer_offload == "disk"

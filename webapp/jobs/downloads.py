@@ -27,7 +27,7 @@ def job_download(request: HttpRequest, job_id: str, name: str) -> StreamingHttpR
         raise Http404("The files of this artefact are no longer on the server.")
     root = f"{_file_name(job.name)}-{_file_name(artefact.name)}"
     pieces = tar_pieces(root, members, int(artefact.created_at.timestamp()))
-    response = StreamingHttpResponse(_in_threads(pieces), content_type="application/x-tar")
+    response = StreamingHttpResponse(in_threads(pieces), content_type="application/x-tar")
     response["Content-Disposition"] = f'attachment; filename="{root}.tar"'
     response["Content-Length"] = str(tar_bytes(root, members))
     return response
@@ -77,7 +77,7 @@ def tar_pieces(root: str, members: list[tuple[str, Path]], mtime: int) -> Iterat
     yield b"\0" * END_BLOCKS * tarfile.BLOCKSIZE
 
 
-async def _in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+async def in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
     """Yield the pieces without blocking the event loop while the disk is read."""
 
     def read() -> bytes | None:

@@ -1,6 +1,8 @@
 """Judge a model that a job made against the one that it was made from, at a press of a button."""
 
-from typing import NamedTuple
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from django.contrib import messages
 from django.contrib.auth.models import User
@@ -8,8 +10,9 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 from django.views.decorators.http import require_POST
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
+from runners.evaluate_options import EvaluationTasks
 from runners.jobspec import (
     ArtefactModel,
     CompressSpec,
@@ -24,6 +27,7 @@ from webapp.jobs.models import Job
 from webapp.jobs.services import job_create, job_submit
 from webapp.modelhub.models import TeamModel
 from webapp.plans.access import signed_in
+from webapp.plans.foreseeing import evaluation_prediction
 
 _SPEC: TypeAdapter[ModelSpec] = TypeAdapter(ModelSpec)
 AGAINST = "Evaluate against the original"
@@ -37,6 +41,14 @@ ONE_FILE = (
     "{} is a GGUF file for llama.cpp, which a job does not load again. The compression that wrote "
     "it has read it back and judged it: see its page."
 )
+
+TASK_LIMITS = {
+    "names": "“Names” holds one that no task has: letters, digits, '_', '-' and '.', at most 64 "
+    "names of 100 characters, with commas between.",
+    "folder": "“Folder of tasks” is longer than 1000 characters; move the tasks nearer.",
+    "documents": "“Documents of each” is not a whole number from 1 to 1,000,000; leave it empty "
+    "for all.",
+}
 
 
 class LeftModel(NamedTuple):
@@ -63,7 +75,7 @@ def evaluation_of(model: TeamModel) -> EvaluateSpec:
     Raises:
         InvalidProblem: no job made it, its host is gone, or no job can load it.
     """
-    maker = Job.objects.filter(team=model.team, pk=model.facts.get("job") or "").first()
+    maker = _maker_of(model)
     if model.source != "job" or maker is None:
         raise InvalidProblem("no_original", NO_WEIGHTS.format(model.name))
     if model.host_id is None:
@@ -85,13 +97,51 @@ def evaluation_of(model: TeamModel) -> EvaluateSpec:
     )
 
 
-def evaluation_submit(*, model: TeamModel, by: User) -> Job:
+def _began_with(model: TeamModel) -> str | dict[str, Any]:
+    """Return the shape of the model that a job began with: the one that was planned with."""
+    maker = _maker_of(model)
+    planned = maker.plan_request.get("model") if maker else None
+    own: dict[str, Any] = model.config
+    return planned if isinstance(planned, str | dict) else own
+
+
+def _maker_of(model: TeamModel) -> Job | None:
+    return Job.objects.filter(team=model.team, pk=model.facts.get("job") or "").first()
+
+
+def tasks_of(posted: Mapping[str, str]) -> EvaluationTasks | None:
+    """Return the tasks that a form asks for, None where it asks for none.
+
+    Raises:
+        InvalidProblem: a field holds what it cannot.
+    """
+    kind = posted.get("tasks", "")
+    if not kind:
+        return None
+    folder = posted.get("task_folder", "").strip()
+    if kind == "folder" and not folder:
+        raise InvalidProblem("task_folder", "“Folder of tasks” is empty; name one of the host.")
+    names = [each for each in re.split(r"[\s,;]+", posted.get("task_names", "")) if each]
+    try:
+        return EvaluationTasks.model_validate(
+            {
+                "names": names,
+                "folder": folder if kind == "folder" else None,
+                "documents": posted.get("documents", "").strip() or None,
+            }
+        )
+    except ValidationError as error:
+        field = str(error.errors()[0]["loc"][0])
+        raise InvalidProblem(field, TASK_LIMITS[field]) from None
+
+
+def evaluation_submit(*, model: TeamModel, by: User, tasks: EvaluationTasks | None = None) -> Job:
     """Queue the evaluation of a model on the host where it lies, and return its job.
 
     Raises:
         Problem: it cannot be evaluated, or the job service refuses.
     """
-    spec = evaluation_of(model)
+    spec = evaluation_of(model).model_copy(update={"tasks": tasks})
     job = job_create(
         team=model.team,
         owner=by,
@@ -99,6 +149,7 @@ def evaluation_submit(*, model: TeamModel, by: User) -> Job:
         spec=spec,
         name=f"Evaluate {model.name}",
         model_name=model.name,
+        prediction=evaluation_prediction(spec, model, _began_with(model)),
     )
     return job_submit(job=job, by=by.get_username())
 
@@ -110,7 +161,7 @@ def model_evaluate(request: HttpRequest, model_id: str) -> HttpResponse:
     if not has_role(request.user, model.team, Role.PRACTITIONER):
         raise PermissionDenied("To evaluate a model you need the role Practitioner or higher.")
     try:
-        job = evaluation_submit(model=model, by=signed_in(request))
+        job = evaluation_submit(model=model, by=signed_in(request), tasks=tasks_of(request.POST))
     except Problem as problem:
         messages.warning(request, problem.detail)
         return redirect("model-detail", model.pk)

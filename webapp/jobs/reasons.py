@@ -49,6 +49,10 @@ WORDS: Mapping[Reason, Words] = {
         "The model or the data was not found on the host.",
         "Check that the folder is there and lies below one of the host's model roots.",
     ),
+    Reason.BAD_INPUT: Words(
+        "The job cannot run with the model, the data or the choices that it was given.",
+        "The last line of its log names which one, and the way out; then plan or clone it again.",
+    ),
     Reason.PREFLIGHT_FAILED: Words(
         "The host did not meet what the job needs.",
         "The failed checks stand in the events; free what is short or choose another host.",

@@ -39,6 +39,7 @@ from webapp.jobs.postmortem import has_postmortem
 from webapp.jobs.reasons import words_for
 from webapp.jobs.selectors import scheduler_words, waiting_sentence
 from webapp.jobs.standing import leftover_of, silence_of
+from webapp.jobs.task_figures import task_rows
 from webapp.live.page import live_context, page_or_regions
 from webapp.modelhub.models import TeamModel
 
@@ -189,6 +190,8 @@ def overview_context(job: Job, drawn: list[Drawn]) -> dict[str, Any]:
         "load": under_load(job),
         "operators": operators_of(job),
         "chance": figures.beyond_chance(job),
+        "tasks": task_rows(job),
+        "harness": job.result.get("notes", {}).get("tasks", ""),
         "weight_dtype": job.spec.get("weight_dtype") or job.spec.get("method"),
         "narrow_dtypes": QUANTISED_DTYPES,
         **artefact_context(job),

@@ -35,6 +35,7 @@ CODED_METHODS = ("gptq", "norm_tweaking", "quantease", "awq", "finequant", "fptq
 GGUF_TYPES: dict[int, GgufType] = {4: "Q4_K_M", 8: "Q8_0"}
 GROUPED_METHODS = ("int4_weight_only", "nf4", *CODED_METHODS)  # weights share a scale
 STRUCTURAL_METHODS = ("llm_pruner", "sheared_llama")
+RECOVERED_METHODS = ("llm_pruner",)  # by as many steps as are chosen
 PRUNING_METHODS = ("sparsegpt", *STRUCTURAL_METHODS)
 
 
@@ -56,6 +57,8 @@ def compress_spec(draft: Draft, model: ModelRef) -> CompressSpec:
     fields: dict[str, Any] = {"method": method, "group_size": values["group_size"]}
     if values["method"] in CODED_METHODS:
         fields["bits"] = bits_of(values)
+    if values["method"] in RECOVERED_METHODS:
+        fields["recovery_steps"] = int(values.get("recovery_steps") or 0)
     if method == "gguf":
         fields["gguf_type"] = _gguf_type(bits_of(values))
     return CompressSpec.model_validate({"model": model, **fields, **_zeros(values)})

@@ -1,5 +1,6 @@
 """The batch-generate goal as a job: which prompts, worked on in which batches."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,6 +13,7 @@ from runners.generate_options import (
     ExpertCache,
     LayerStreaming,
     PipelineSplit,
+    PolicyOffload,
     Source,
     StageChain,
 )
@@ -21,6 +23,7 @@ from runners.jobspec import (
     FilePrompts,
     GenerateSpec,
     ModelRef,
+    NamedAdapter,
     PromptLookup,
     Prompts,
     RandomModel,
@@ -30,6 +33,9 @@ from webapp.plans.options import cache_of
 from webapp.plans.sharing import split_of
 
 Draft = dict[str, Any]
+Away = LayerStreaming | ExpertCache | PolicyOffload
+SHARES = ("weights_cpu", "weights_disk", "kv_cpu", "kv_disk", "activations_cpu")
+GROUP_SIZE = 64  # FlexGen's own
 ROUNDING = 1e-9  # a share of 0.25 of eight layers leaves six, whatever floats say
 
 
@@ -38,7 +44,7 @@ def generate_spec(
     model: ModelRef,
     weight_dtype: str,
     strategy: Strategy,
-    offload: LayerStreaming | ExpertCache | None = None,
+    offload: Away | None = None,
 ) -> GenerateSpec:
     """Return the typed document that the host runs.
 
@@ -48,7 +54,7 @@ def generate_spec(
             in no folder, or choices that do not run together.
     """
     if offload is not None:
-        _check_streamable(model, weight_dtype)
+        _check_streamable(model, weight_dtype, offload)
     split = split_of(strategy)
     if split is not None:
         _check_divisible(model)
@@ -90,22 +96,57 @@ def _validated(fields: dict[str, Any]) -> GenerateSpec:
         ) from error
 
 
-def offload_of(strategy: Strategy, shape: ModelSpec) -> LayerStreaming | ExpertCache | None:
-    """Return how weights that a plan keeps elsewhere come to the device, None for all there.
+ALL_ADAPTERS = "all"
 
-    The planner's share is of the layers' bytes. Whole layers stay, so that no more memory is
-    taken; of a mixture of experts only experts leave, as the plan has it.
+
+def with_adapters(spec: GenerateSpec, known: Sequence[NamedAdapter], chosen: str) -> GenerateSpec:
+    """Return a job with the adapter that a person chose: one by name, all, or none for "".
 
     Raises:
-        DraftProblem: more is to leave than the experts.
+        DraftProblem: there is no such adapter of the model, or it does not go with the rest.
+    """
+    if not chosen:
+        return spec
+    found = [each for each in known if chosen in {ALL_ADAPTERS, each.name}]
+    if not found:
+        names = ", ".join(each.name for each in known) or "none"
+        raise DraftProblem(
+            f"No adapter {chosen[:120]} was trained on this model by your team; there is {names}.",
+            "adapter",
+        )
+    return _validated(spec.model_dump() | {"adapters": found})
+
+
+def offload_of(strategy: Strategy, shape: ModelSpec) -> Away | None:
+    """Return how what a plan keeps elsewhere comes to the device, None for all there.
+
+    The planner's share is of the layers' bytes. Where weights alone leave, whole layers stay, so
+    that no more memory is taken; with cache, activations, micro-batches or 4-bit weights the job
+    follows the whole policy. Of a mixture of experts only experts leave, as the plan has it.
+
+    Raises:
+        DraftProblem: more of a mixture of experts is to leave than its experts.
     """
     offload = strategy.offload
     if offload is None or not strategy.away:
         return None
     share = min(1.0, offload.weights_cpu + offload.weights_disk)
     place: Source = "disk" if offload.weights_disk > 0 else "host_memory"
+    is_plain = is_weights_only(strategy)
+    if shape.num_experts and not is_plain:
+        raise DraftProblem(
+            f"This plan has {', '.join(offload.places)}: of a mixture of experts jobs keep only "
+            "experts elsewhere. Choose fewer bits, a smaller batch or a smaller model.",
+            "weight_dtype",
+        )
     if shape.num_experts:
         return _expert_cache(shape, share, place)
+    if not is_plain or strategy.micro_batch_size or strategy.weight_dtype == "int4":
+        return PolicyOffload(
+            **{name: getattr(offload, name) for name in SHARES},
+            micro_batch_size=strategy.micro_batch_size,
+            group_size=strategy.group_size or GROUP_SIZE,
+        )
     layers = shape.num_hidden_layers
     stays = int(layers * (1.0 - share) + ROUNDING)
     in_host = int(layers * offload.weights_cpu + ROUNDING) if place == "disk" else 0
@@ -146,17 +187,19 @@ def is_weights_only(strategy: Strategy) -> bool:
     return not weights.places
 
 
-def _check_streamable(model: ModelRef, weight_dtype: str) -> None:
+def _check_streamable(model: ModelRef, weight_dtype: str, offload: Away) -> None:
     if isinstance(model, RandomModel):
         raise DraftProblem(
             "This plan brings layers from elsewhere in every pass, and this model has no weights "
             "on the host to bring. Choose a model whose weights are there.",
             "source",
         )
-    if weight_dtype in QUANTISED_DTYPES:
+    packs = isinstance(offload, PolicyOffload) and weight_dtype == "int4"
+    if weight_dtype in QUANTISED_DTYPES and not packs:
         raise DraftProblem(
             f"This plan brings {weight_dtype} layers from elsewhere in every pass; only fp32, "
-            "bf16 and fp16 ones are. Pin the weights to one of these, or choose a smaller batch.",
+            "bf16, fp16 and of dense models int4 ones are. Pin the weights to one of these, or "
+            "choose a smaller batch.",
             "weight_dtype",
         )
 

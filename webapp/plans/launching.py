@@ -5,6 +5,7 @@ What this release cannot run is refused here with the way out, before anything i
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from django.contrib.auth.models import User
@@ -13,6 +14,8 @@ from planner.catalog.models import get_entry
 from planner.catalog.reading import data_text
 from planner.specs.model import ModelSpec as ModelShape
 from planner.specs.plan import PlannedStrategy
+from runners.endpoint_spec import ON_GPUS
+from runners.engines import ENGINES
 from runners.jobspec import (
     ArtefactModel,
     BenchmarkSpec,
@@ -32,8 +35,15 @@ from webapp.jobs.services import job_create, job_submit
 from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
 from webapp.plans.compressing import compress_spec
+from webapp.plans.engines import check_host, engines_for, options_of, spread_on
 from webapp.plans.errors import DraftProblem
-from webapp.plans.generating import generate_spec, is_weights_only, kept_going, offload_of
+from webapp.plans.generating import (
+    generate_spec,
+    kept_going,
+    offload_of,
+    with_adapters,
+)
+from webapp.plans.launch_words import EXPLANATIONS, FLOATS_OF_8_BITS
 from webapp.plans.measuring import Measuring, usual_points
 from webapp.plans.models import Plan
 from webapp.plans.options import check_serving
@@ -43,6 +53,7 @@ from webapp.plans.questions import Question, draft_shape, question_of
 from webapp.plans.serving import EndpointWish, adapters_of, serve_spec
 from webapp.plans.sharing import Spread, check_model, policy_of, spread_of
 from webapp.plans.training import needs_weights, train_spec
+from webapp.plans.training_data import data_fields, text_words
 from webapp.plans.wishes import NOTHING_MORE, Wish, quota_note
 from webapp.plans.words import model_words, plan_title
 
@@ -90,7 +101,7 @@ def plan_launch(
         DraftProblem: there is nothing to launch, or this release cannot run it.
         Problem: the job service refuses.
     """
-    launch = launch_of(plan, wish.endpoint, wish.measuring)
+    launch = launch_of(plan, wish.endpoint, wish.measuring, wish.adapter)
     plan_keep(plan, name or plan.name or plan_title(plan.draft, launch.model_name, launch.place))
     job = job_create(
         team=plan.team,
@@ -114,7 +125,10 @@ def plan_launch(
 
 
 def launch_of(
-    plan: Plan, endpoint: EndpointWish | None = None, measuring: Measuring = NOTHING_BESIDES
+    plan: Plan,
+    endpoint: EndpointWish | None = None,
+    measuring: Measuring = NOTHING_BESIDES,
+    adapter: str = "",
 ) -> Launch:
     """Return what would be launched; with ``endpoint`` a serve plan stays up.
 
@@ -136,20 +150,26 @@ def launch_of(
     if not answer.plans:
         raise DraftProblem("Nothing fits on this host, so there is nothing to launch.", "choice")
     best = answer.plans[0]
-    spread = spread_of(best, plan.draft["goal"]["goal"])
+    goal = plan.draft["goal"]["goal"]
+    if endpoint is not None:
+        check_host(endpoint.engine, question.host)
+    on_gpus = endpoint is not None and endpoint.engine in ON_GPUS
+    spread = spread_on(best) if on_gpus else spread_of(best, goal)
     model = _model_ref(plan.draft, question)
     check_model(model, spread)
-    shape = draft_shape(plan)
-    spec = _spec(plan.draft, model, best, shape)
-    if endpoint is not None:
-        spec = _endpoint_spec(plan, question, spec, endpoint, best)
-    elif isinstance(spec, BenchmarkSpec):
-        spec = _measured_spec(spec, measuring)
+    if endpoint is not None and goal == "serve":
+        spec: ModelSpec = _endpoint_spec(plan, question, model, endpoint, best)
+    else:
+        spec = _spec(plan.draft, model, best, draft_shape(plan))
+        spec = _beside(spec, endpoint, measuring)
     policy = policy_of(plan.draft["hardware"], spread)
     if isinstance(spec, TrainSpec):
-        spec = spec.model_copy(update={"parallel": policy})
+        own = data_fields(plan.draft, plan.team)
+        kept = {} if spec.layout else {"parallel": policy}  # a layout stops with a lost rank
+        spec = spec.model_copy(update={**kept, **own})
     if isinstance(spec, GenerateSpec):
-        spec = kept_going(spec, policy)
+        known = adapters_of(plan.team, spec.model)
+        spec = with_adapters(kept_going(spec, policy), known, adapter)
     return Launch(
         host=question.host,
         spec=spec,
@@ -167,26 +187,31 @@ def _model_name(draft: Draft, team_model: TeamModel | None) -> str:
     return model_words(draft, team_model.name if team_model else "")
 
 
-def launch_note(plan: Plan) -> dict[str, str]:
+def launch_note(plan: Plan) -> dict[str, Any]:
     """Return what launching would do, or why it cannot: ``can``, ``title`` and ``text``."""
     try:
         launch = launch_of(plan)
     except DraftProblem as problem:
         again = "yes" if problem.is_passing else ""
         title = "In a moment" if again else "It cannot be launched as it is"
-        return {"can": "", "again": again, "title": title, "text": problem.sentence}
+        note = {"can": "", "again": again, "title": title, "text": problem.sentence}
+        return note if again else note | _only_endpoint_note(plan)
     text = EXPLANATIONS[launch.spec.kind]
     if getattr(launch.spec, "weight_dtype", "") == "fp8":
         text += FLOATS_OF_8_BITS
     if isinstance(launch.spec, TrainSpec) and launch.spec.lora is not None:
         text = EXPLANATIONS["lora"]
+    if isinstance(launch.spec, TrainSpec):
+        text = text.replace("its own text", text_words(launch.spec.data))
     if isinstance(launch.spec.model, RandomModel):
         text += (
             " This model's weights are not on the host, so it runs with random ones: speed and "
             "memory are real, the text and its perplexity are not."
         )
     host = launch.place
-    note = {"can": "yes", "title": f"What happens on {host}", "text": text, "host": host}
+    told = {"can": "yes", "title": f"What happens on {host}", "text": text, "host": host}
+    is_generation = isinstance(launch.spec, GenerateSpec)
+    adapters = adapters_of(plan.team, launch.spec.model) if is_generation else ()
     job = Job(
         team=plan.team,
         owner=plan.owner,
@@ -197,10 +222,25 @@ def launch_note(plan: Plan) -> dict[str, str]:
         num_hosts=launch.spread.num_hosts,
         devices_per_host=launch.spread.devices_per_host,
     )
-    return note | _endpoint_note(plan, launch) | quota_note(job)
+    names = {"adapter_names": [each.name for each in adapters]}
+    return told | names | _endpoint_note(plan, launch) | quota_note(job)
 
 
-def _endpoint_note(plan: Plan, launch: Launch) -> dict[str, str]:
+def _only_endpoint_note(plan: Plan) -> dict[str, Any]:
+    """Return the endpoint of a plan that only an engine on GPUs can run, where one can."""
+    for engine in ON_GPUS:
+        with suppress(DraftProblem):
+            launch = launch_of(plan, EndpointWish(engine=engine))
+            return {
+                "endpoint": EXPLANATIONS["serve"],
+                "can_serve": "yes",
+                "host": launch.place,
+                "engines": [(engine, ENGINES[engine].words)],
+            }
+    return {}
+
+
+def _endpoint_note(plan: Plan, launch: Launch) -> dict[str, Any]:
     """Return what an endpoint of the plan would be, or why there can be none."""
     if not isinstance(launch.spec, BenchmarkSpec):
         return {}
@@ -211,29 +251,9 @@ def _endpoint_note(plan: Plan, launch: Launch) -> dict[str, str]:
         return points | {"endpoint": problem.sentence}
     count = len(adapters_of(plan.team, launch.spec.model))
     adapters = {"adapters": str(count)} if count else {}
-    return points | adapters | {"endpoint": EXPLANATIONS["serve"], "can_serve": "yes"}
-
-
-FLOATS_OF_8_BITS = (
-    " Weights are held as 8-bit floats, in half the memory of 16 bit; products are in 16 bit, so "
-    "expect no more speed."
-)
-EXPLANATIONS = {
-    "train": "The host trains the model on its own text, evaluates it on text that it kept back, "
-    "and leaves it as a model of your team.",
-    "lora": "The host trains an adapter beside the model's weights, which stay as they are, on "
-    "its own text, and evaluates it on text that it kept back. It leaves the adapter in peft's "
-    "format, and the merged model as a model of your team.",
-    "compress": "The host compresses the weights, saves them, loads them again, and measures "
-    "size, speed, memory and perplexity before and after.",
-    "generate": "The host loads the model as planned, answers every prompt, and leaves the "
-    "answers as a file. What is answered stays so, whatever stops the job.",
-    "benchmark": "The host loads the model as planned and measures prefill, decode and peak "
-    "memory. It ends with the measurements.",
-    "serve": "The host loads the model as planned and answers requests in OpenAI's form, at an "
-    "address of its own, until somebody stops it. The job's page has the address, the key and "
-    "live figures.",
-}
+    engines = [(name, each.words) for name, each in engines_for(launch.host)]
+    said = {"endpoint": EXPLANATIONS["serve"], "can_serve": "yes", "engines": engines}
+    return points | adapters | said
 
 
 # The model
@@ -277,40 +297,60 @@ def _spec(
 ) -> ModelSpec:
     """Return the typed document that the host runs."""
     goal = draft["goal"]["goal"]
-    away = best.strategy.away
-    if away and not (goal == "generate" and is_weights_only(best.strategy)):
-        raise DraftProblem(
-            f"This plan has {', '.join(away)}: it is planned, but jobs keep everything on the "
-            "device in this release. Choose fewer bits, a smaller batch or a smaller model.",
-            "weight_dtype",
-        )
+    if goal != "generate":
+        _refuse_away(best)
     if goal == "compress":
         return _compress_spec(draft, model)
     if goal == "serve":
-        check_serving(best.strategy)
-        return _benchmark_spec(draft, model, best)
+        return _served_here(draft, model, best)
     if goal == "generate":
         offload = offload_of(best.strategy, shape) if shape else None
         return generate_spec(draft, model, _runnable_dtype(best), best.strategy, offload)
     return train_spec(draft, model, best)
 
 
-def _endpoint_spec(
-    plan: Plan, question: Question, spec: ModelSpec, wish: EndpointWish, best: PlannedStrategy
-) -> ServeSpec:
-    """Return a serve plan's measurement as an endpoint of the same model and weights."""
-    if not isinstance(spec, BenchmarkSpec):
+def _refuse_away(best: PlannedStrategy) -> None:
+    if away := best.strategy.away:
+        raise DraftProblem(
+            f"This plan has {', '.join(away)}: it is planned, but only jobs that generate keep "
+            "anything off the device. Choose fewer bits, a smaller batch or a smaller model.",
+            "weight_dtype",
+        )
+
+
+def _served_here(draft: Draft, model: ModelRef, best: PlannedStrategy) -> BenchmarkSpec:
+    """Return the measurement of a serve plan that jobs themselves run."""
+    _refuse_away(best)
+    check_serving(best.strategy)
+    return _benchmark_spec(draft, model, best)
+
+
+def _beside(spec: ModelSpec, endpoint: EndpointWish | None, measuring: Measuring) -> ModelSpec:
+    """Return a job with what was asked for beside the plan: how it is measured."""
+    if endpoint is not None:
         raise DraftProblem("Only a plan to serve can be started as an endpoint.", "goal")
-    needs_weights(spec.model, "An endpoint")
+    return _measured_spec(spec, measuring) if isinstance(spec, BenchmarkSpec) else spec
+
+
+def _endpoint_spec(
+    plan: Plan, question: Question, model: ModelRef, wish: EndpointWish, best: PlannedStrategy
+) -> ServeSpec:
+    """Return a serve plan as an endpoint."""
+    if wish.engine in ON_GPUS:
+        spec = _benchmark_spec(plan.draft, model, best)
+    else:
+        spec = _served_here(plan.draft, model, best)
+    needs_weights(model, "An endpoint")
     shape = draft_shape(plan)
     fields = {
         "name": _model_name(plan.draft, question.team_model),
         "weight_dtype": spec.weight_dtype,
         "positions": shape.max_position_embeddings if shape else None,
         "max_batch_tokens": best.strategy.max_batch_tokens,
+        "engine_options": options_of(best) if wish.engine in ON_GPUS else None,
     }
-    found = serve_spec(plan.draft, spec.model, fields, wish)
-    adapters = adapters_of(plan.team, spec.model) if wish.has_adapters else ()
+    found = serve_spec(plan.draft, model, fields, wish)
+    adapters = adapters_of(plan.team, model) if wish.has_adapters else ()
     return found.model_copy(update={"adapters": adapters})
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from planner.specs.estimate import Estimate
 from planner.specs.plan import PlannedStrategy
+from runners.generate_options import PolicyOffload
 from runners.jobspec import (
     BenchmarkSpec,
     EvaluateSpec,
@@ -12,6 +13,7 @@ from runners.jobspec import (
     ServeSpec,
     TrainSpec,
 )
+from webapp.plans.generating import SHARES
 from webapp.plans.measuring import CURVE, curve_of, estimate_at
 from webapp.plans.planning import estimate_generation
 from webapp.plans.questions import Question
@@ -51,7 +53,8 @@ def prediction_of(
     if isinstance(spec, TrainSpec):
         return _figures(best, TRAIN_METRICS, 1)
     if isinstance(spec, GenerateSpec):
-        return _figures(best, GENERATE_METRICS, spec.batch_size)
+        placed = _placed(spec.offload, best) if isinstance(spec.offload, PolicyOffload) else {}
+        return _figures(best, GENERATE_METRICS, spec.batch_size) | placed
     if isinstance(spec, ServeSpec):
         return _figures(best, SERVE_METRICS, spec.max_concurrency)
     if isinstance(spec, BenchmarkSpec):
@@ -66,6 +69,18 @@ def prediction_of(
             figures = _figures(estimate, BENCHMARK_METRICS, 1)
             found |= {f"{prefix}{name}": figure for name, figure in figures.items()}
     return found
+
+
+def _placed(policy: PolicyOffload, best: PlannedStrategy) -> dict[str, dict[str, Any]]:
+    """Return the shares that the plan keeps off the device, and the bytes that come of them."""
+    found = {name: _exactly(getattr(policy, name), "share") for name in SHARES}
+    memory = best.memory
+    held = {"host_bytes": memory.host_bytes, "offloaded_disk_bytes": memory.disk_bytes}
+    return found | {name: _exactly(value or 0, "bytes") for name, value in held.items()}
+
+
+def _exactly(value: float, unit: str) -> dict[str, Any]:
+    return {"value": value, "low": None, "high": None, "unit": unit}
 
 
 def _measurement(

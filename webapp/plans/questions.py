@@ -27,6 +27,7 @@ from webapp.plans.compressing import CODED_METHODS, PRUNING_METHODS, bits_of
 from webapp.plans.errors import DraftProblem
 from webapp.plans.models import Plan
 from webapp.plans.sharing import TRAININGS, WHOLE_COPIES, cluster_for_pool, pool_of
+from webapp.plans.training import stages_of
 
 Draft = dict[str, Any]
 
@@ -196,6 +197,7 @@ def _train(goal: str, values: dict[str, Any]) -> TrainWorkload:
         optimizer=values["optimizer"],
         lora_rank=values["lora_rank"] if method in {"lora", "qlora"} else None,
         tokens=round(million * 1e6) if million else None,
+        length_schedule=stages_of(values) if million else None,
     )
 
 

@@ -96,9 +96,10 @@ def serve_spec(
     """Return the typed document that the host runs.
 
     ``fields``: ``name``, ``weight_dtype``, ``positions``, the model's longest sequence if it is
-    known, and ``max_batch_tokens``, those of a step if the plan says so. Pages are reserved for
-    what the plan has at once, at least for one request at its longest. llama.cpp gives each
-    request as much as the longest may take, so that there the longest is the plan's.
+    known, ``max_batch_tokens``, those of a step if the plan says so, and ``engine_options``.
+    Pages are reserved for what the plan has at once, at least for one request at its longest.
+    llama.cpp gives each request as much as the longest may take, so that there the longest is
+    the plan's.
     """
     values = draft["workload"]["serve"]
     planned = values["input_tokens"] + values["output_tokens"]
@@ -118,6 +119,7 @@ def serve_spec(
             "served_name": served_name(str(fields["name"])),
             "max_concurrency": values["concurrency"],
             **limits,
+            "engine_options": fields.get("engine_options"),
             "key_hashes": wish.key_hashes,
             "idle_stop_seconds": wish.idle_stop_seconds,
         }

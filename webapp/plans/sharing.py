@@ -16,6 +16,7 @@ from webapp.accounts.models import Team
 from webapp.hosts.device import cluster_for_host
 from webapp.hosts.models import Host, HostState, Pool
 from webapp.plans.errors import DraftProblem
+from webapp.plans.laying_out import layout_of
 
 TRAININGS = frozenset({"pretrain", "finetune"})
 # What jobs over several hosts run: whole copies of the model, whose gradients are averaged.
@@ -119,20 +120,19 @@ def spread_of(best: PlannedStrategy, goal: str) -> Spread:
     Raises:
         DraftProblem: it divides the model in a way that jobs do not run yet.
     """
+    if goal in TRAININGS:
+        return _training_spread(best)
     strategy = best.strategy
     split = split_of(strategy) if goal == "generate" else None
     splits = [] if split else _splits(strategy)
     copies = strategy.data_parallel_size or 1
-    if copies > 1 and strategy.zero_stage:
-        splits.append(f"ZeRO stage {strategy.zero_stage}")
-    if copies > 1 and goal not in TRAININGS:
+    if copies > 1:
         splits.append("several copies side by side")
     if splits:
         raise DraftProblem(
-            f"This plan needs {' and '.join(splits)}, which jobs do not run yet: they train whole "
-            "copies of the model side by side, and generate with one model that is divided one "
-            "way. Pin tensor and pipeline parallel to 1, or of a generation one of them, choose "
-            "a pool of hosts, or choose a smaller model.",
+            f"This plan needs {' and '.join(splits)}, which jobs do not run yet: they generate "
+            "with one model that is divided one way, and serve with one device. Pin tensor and "
+            "pipeline parallel to 1, or of a generation one of them, or choose a smaller model.",
             "tensor_parallel_size",
         )
     each = best.cluster.devices_per_node
@@ -145,13 +145,28 @@ def spread_of(best: PlannedStrategy, goal: str) -> Spread:
             f"divides by {each}.",
             f"{split.method}_parallel_size",
         )
-    if not split and copies % each:
+    return Spread(ranks // each, each)
+
+
+def _training_spread(best: PlannedStrategy) -> Spread:
+    layout = layout_of(best.strategy)
+    each, copies = best.cluster.devices_per_node, best.strategy.data_parallel_size or 1
+    ranks = layout.world_size if layout else copies
+    if ranks <= each:
+        return Spread(1, ranks)
+    if not ranks % each:
+        return Spread(ranks // each, each)
+    if ranks == copies:
         raise DraftProblem(
             f"{copies} copies do not fill hosts of {each} devices evenly. Choose a global batch "
             f"that divides by {each}.",
             "global_batch_size",
         )
-    return Spread(ranks // each, each)
+    raise DraftProblem(
+        f"{ranks} ranks do not fill hosts of {each} devices evenly. Choose sizes whose product "
+        f"divides by {each}.",
+        "tensor_parallel_size",
+    )
 
 
 def _splits(strategy: Strategy) -> list[str]:

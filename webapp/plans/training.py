@@ -2,14 +2,21 @@
 
 from typing import Any
 
+from pydantic import ValidationError
+
 from planner.specs.plan import PlannedStrategy
-from runners.adapter_options import LoraOptions
+from runners.adapter_options import BaseDtype, LoraOptions, QuantizedTraining
 from runners.jobspec import DemoModel, ModelRef, RandomModel, TrainSpec
+from runners.jobspec.training_memory import USUAL_LEARNING_RATES
 from webapp.plans.errors import DraftProblem
+from webapp.plans.laying_out import layout_of
 
 Draft = dict[str, Any]
 COMPUTE_DTYPES = ("fp32", "bf16", "fp16")
-TUNING_METHODS = ("full", "lora")
+TUNING_METHODS = ("full", "lora", "qlora", "lomo", "adalomo", "alphatuning")
+ADAPTER_BASES: dict[str, BaseDtype] = {"lora": "compute", "qlora": "nf4"}
+OPTIMIZER_METHODS = ("lomo", "adalomo")  # the planner has these as methods, the trainer as more
+GROWTH_DIVISORS = (8, 4, 2, 1)  # as from 128 to 1024 tokens in the paper, in quarters
 ALPHA_PER_RANK = 2  # the scale of an adapter, as most recipes have it
 
 
@@ -25,8 +32,9 @@ def train_spec(draft: Draft, model: ModelRef, best: PlannedStrategy) -> TrainSpe
         needs_weights(model, "Fine-tuning")
         if values["method"] not in TUNING_METHODS:
             raise DraftProblem(
-                f"{values['method']} is planned but does not run yet. Choose the method “full” "
-                "or “LoRA”.",
+                f"{values['method']} is planned but does not run yet. Choose the method “full”, "
+                "“LoRA”, “QLoRA”, “LOMO”, "
+                "“AdaLomo” or “AlphaTuning”.",
                 "method",
             )
     elif not isinstance(model, DemoModel):
@@ -35,16 +43,49 @@ def train_spec(draft: Draft, model: ModelRef, best: PlannedStrategy) -> TrainSpe
             "fine-tune a model that is on the host.",
             "source",
         )
-    if values["optimizer"] != "adamw":
-        raise DraftProblem(
-            f"The trainer runs AdamW; {values['optimizer']} is planned but does not run yet.",
-            "optimizer",
-        )
     fields = {"model": model, **_train_fields(values, best)}
-    if goal == "finetune" and values["method"] == "lora":
-        rank = values["lora_rank"]
-        fields["lora"] = LoraOptions(rank=rank, alpha=ALPHA_PER_RANK * rank)
-    return TrainSpec.model_validate(fields)
+    if goal == "finetune" and values["method"] in ADAPTER_BASES:
+        rank, base = values["lora_rank"], ADAPTER_BASES[values["method"]]
+        fields["lora"] = LoraOptions(rank=rank, alpha=ALPHA_PER_RANK * rank, base_dtype=base)
+    if goal == "finetune" and values["method"] in OPTIMIZER_METHODS:
+        fields |= _optimizer_fields(values["method"])
+    fields["layout"] = layout_of(best.strategy)
+    return _validated(fields)
+
+
+def _validated(fields: dict[str, Any]) -> TrainSpec:
+    """Return the document; what does not run together is told as the plan's problem."""
+    try:
+        return TrainSpec.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        said = first["msg"].removeprefix("Value error, ")
+        field = str(first["loc"][0]) if first["loc"] else "optimizer"
+        raise DraftProblem(f"The training cannot run as chosen: {said}.", field) from error
+
+
+def _integers(values: dict[str, Any]) -> QuantizedTraining | None:
+    """Return how integers take part: scales that are trained, or weights that are rounded."""
+    if values.get("method") == "alphatuning":
+        return QuantizedTraining(method="alphatuning")
+    rounding = values.get("rounding")
+    if rounding in {"4", "8"}:
+        return QuantizedTraining(method="qat", bits=4 if rounding == "4" else 8)
+    return None
+
+
+def stages_of(values: dict[str, Any]) -> tuple[tuple[int, float], ...] | None:
+    """Return the lengths of a training that grow, each with its share of the tokens."""
+    if values.get("lengths") != "grow":
+        return None
+    longest = values["sequence_length"]
+    lengths = sorted({max(1, longest // divisor) for divisor in GROWTH_DIVISORS})
+    return tuple((length, 1.0 / len(lengths)) for length in lengths)
+
+
+def _optimizer_fields(optimizer: str) -> dict[str, Any]:
+    rate = USUAL_LEARNING_RATES.get(optimizer)  # a draft's text may be no optimiser
+    return {"optimizer": optimizer} | ({"learning_rate": rate} if rate else {})
 
 
 def _train_fields(values: dict[str, Any], best: PlannedStrategy) -> dict[str, Any]:
@@ -60,6 +101,13 @@ def _train_fields(values: dict[str, Any], best: PlannedStrategy) -> dict[str, An
         "max_steps": max(1, steps) if steps is not None else None,
         "time_budget_seconds": budget * 60 if budget else None,
         "compute_dtype": compute if compute in COMPUTE_DTYPES else "bf16",
+        "activation_recomputation": best.strategy.activation_recomputation or "none",
+        "activation_offload": values.get("activation_offload") or "none",
+        "optimizer_offload": values.get("optimizer_offload") or "none",
+        **_optimizer_fields(values["optimizer"]),
+        "length_schedule": stages_of(values),
+        "quantized": _integers(values),
+        "on_spike": values.get("on_spike") or "stop",
     }
 
 

@@ -21,6 +21,7 @@ class Wish(NamedTuple):
     priority: int = Priority.NORMAL
     endpoint: EndpointWish | None = None  # a serve plan stays up instead of being measured
     measuring: Measuring = Measuring()
+    adapter: str = ""  # of a generation: one by name, or "all"
 
 
 NOTHING_MORE = Wish()
@@ -44,7 +45,9 @@ def wish_of(posted: Mapping[str, str]) -> Wish:
     if not retries.isdecimal():
         raise InvalidProblem("retries", f"“Try again” is {retries[:20]}; it can be 0 to 5.")
     is_low = posted.get("priority") == str(Priority.LOW.value)
-    return Wish(seconds, int(retries), Priority.LOW if is_low else Priority.NORMAL)
+    adapter = posted.get("adapter", "").strip()
+    priority = Priority.LOW if is_low else Priority.NORMAL
+    return Wish(seconds, int(retries), priority, adapter=adapter)
 
 
 def quota_note(job: Job) -> dict[str, str]:

@@ -20,6 +20,14 @@ MODEL_PRESETS = {
 }
 READY_PRESETS = {"demo", *MODEL_PRESETS}  # nothing is left to ask: they open at the review
 
+_DATA = {
+    "data_source": "host",
+    "data_path": "",
+    "data_format": "",
+    "dataset": "",
+    "rows": "packed",
+    "too_long": "cut",
+}
 WORKLOADS: dict[str, dict[str, Any]] = {
     "serve": {
         "input_tokens": 1024,
@@ -45,6 +53,12 @@ WORKLOADS: dict[str, dict[str, Any]] = {
         "optimizer": "adamw",
         "time_budget_minutes": None,
         "million_tokens": 10.0,
+        "activation_offload": "none",
+        **_DATA,
+        "optimizer_offload": "none",
+        "lengths": "fixed",
+        "rounding": "none",
+        "on_spike": "stop",
     },
     "pretrain": {
         "sequence_length": 256,
@@ -52,12 +66,19 @@ WORKLOADS: dict[str, dict[str, Any]] = {
         "optimizer": "adamw",
         "time_budget_minutes": 2.0,
         "million_tokens": None,
+        "activation_offload": "none",
+        **_DATA,
+        "optimizer_offload": "none",
+        "lengths": "fixed",
+        "rounding": "none",
+        "on_spike": "stop",
     },
     "compress": {
         "method": "int8_weight_only",
         "bits": 4,
         "group_size": 64,
         "sparsity": "50",
+        "recovery_steps": 0,
     },
 }
 

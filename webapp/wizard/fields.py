@@ -163,6 +163,7 @@ class StepForm(forms.Form):
     """A step of the wizard: no colon after labels, errors linked to their fields by Django."""
 
     use_required_attribute = False
+    data_names: tuple[str, ...] = ()  # fields that the step shows apart from the others
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("label_suffix", "")

@@ -10,6 +10,7 @@ from planner.catalog.devices import get_device
 from planner.catalog.hf_config import model_from_config
 from planner.errors import PlannerError
 from planner.specs.model import ModelSpec
+from runners.jobspec.data import MAX_UPLOAD_BYTES
 from webapp.accounts.models import Team
 from webapp.accounts.secrets import secret_names
 from webapp.core.ids import new_ulid
@@ -119,7 +120,11 @@ def _extras(plan: Plan, slug: str, options: Options, pins: PinsForm | None) -> P
             "is_endpoint_first": "can_serve" in note and draft.get("preset") != "benchmark",
             "launch_key": new_ulid(),
         }
-    return {"goal": draft["goal"]["goal"]}
+    return {
+        "goal": draft["goal"]["goal"],
+        "limit_bytes": MAX_UPLOAD_BYTES,
+        "upload_url": reverse("plan-upload", args=[plan.pk]),
+    }
 
 
 def shape_words(shape: ModelSpec) -> str:

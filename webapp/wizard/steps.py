@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from django.http import QueryDict
@@ -9,6 +10,7 @@ from django.urls import reverse
 from django.utils.datastructures import MultiValueDict
 
 from webapp.accounts.models import Team
+from webapp.datasets.models import Dataset
 from webapp.hosts.models import Host, HostState, Pool
 from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan
@@ -22,7 +24,7 @@ from webapp.plans.words import (
 )
 from webapp.wizard.fields import StepForm
 from webapp.wizard.forms import GoalForm, HardwareForm, ModelForm, PinsForm
-from webapp.wizard.workload_forms import WORKLOAD_FORMS
+from webapp.wizard.workload_forms import TRAINING_FORMS, WORKLOAD_FORMS
 
 Draft = dict[str, Any]
 
@@ -47,12 +49,17 @@ SLUGS = tuple(step.slug for step in STEPS)
 
 @dataclass(frozen=True)
 class Options:
-    """What a draft can choose from: read once per request."""
+    """What a draft can choose from: read once per request, uploads when they are asked for."""
 
     team: Team
     hosts: tuple[Host, ...]
     team_models: tuple[TeamModel, ...]
     pools: tuple[tuple[Pool, list[Host]], ...] = ()
+
+    @cached_property
+    def datasets(self) -> tuple[Dataset, ...]:
+        """Return the team's uploads, which only the step that offers them asks for."""
+        return tuple(Dataset.objects.filter(team=self.team))
 
     def host_of(self, draft: Draft) -> Host | None:
         """Return the host that the draft chose, if it is one of these."""
@@ -98,6 +105,8 @@ def step_form(
         return ModelForm(initial=initial, team_models=options.team_models, **bound)
     if slug == "workload":
         goal = draft["goal"]["goal"]
+        if goal in TRAINING_FORMS:
+            bound["datasets"] = options.datasets
         return WORKLOAD_FORMS[goal](initial=draft["workload"][goal], **bound)
     if slug == "hardware":
         pools = [pool for pool, _ in options.pools]

@@ -2,11 +2,12 @@
 
 from django.urls import path
 
-from webapp.wizard import views
+from webapp.wizard import uploads, views
 
 urlpatterns = [
     path("plans/new/", views.plan_new, name="plan-new"),
     path("plans/<str:plan_id>/edit/<slug:step>/", views.plan_step, name="plan-step"),
+    path("plans/<str:plan_id>/upload/", uploads.plan_upload, name="plan-upload"),
     path("plans/<str:plan_id>/verdict/", views.plan_verdict, name="plan-verdict"),
     path("plans/<str:plan_id>/suggestion/", views.plan_suggestion, name="plan-suggestion"),
 ]

@@ -9,14 +9,19 @@ from webapp.plans.compressing import (
     GROUPED_METHODS,
     PATTERN,
     PRUNING_METHODS,
+    RECOVERED_METHODS,
     STRUCTURAL_METHODS,
 )
+from webapp.wizard.data_forms import DataForm
 from webapp.wizard.fields import DecimalNumber, StepForm, WholeNumber, asked_for
 
 TRAIN_METHODS = [
     ("full", "Full: every weight"),
     ("lora", "LoRA: low-rank adapters"),
     ("qlora", "QLoRA: adapters over 4-bit weights"),
+    ("lomo", "LOMO: every weight, no optimiser states, one gradient at a time"),
+    ("adalomo", "AdaLomo: as LOMO, each weight at its own rate"),
+    ("alphatuning", "AlphaTuning: scales alone, over 4-bit weights"),
 ]
 ADAPTER_METHODS = ("lora", "qlora")
 OPTIMIZERS = [
@@ -25,6 +30,13 @@ OPTIMIZERS = [
     ("adafactor", "Adafactor"),
     ("lion", "Lion"),
     ("sgd", "SGD"),
+    ("lomo", "LOMO: no states, one gradient at a time"),
+    ("adalomo", "AdaLomo: LOMO, each weight at its own rate"),
+]
+PLACES = [
+    ("none", "On the device"),
+    ("cpu", "In the host's memory, for a GPU"),
+    ("disk", "On the host's disk"),
 ]
 COMPRESSIONS = [
     ("int8_weight_only", "8-bit whole numbers, weights only"),
@@ -128,7 +140,7 @@ class GenerateForm(StepForm):
         return values
 
 
-class PretrainForm(StepForm):
+class PretrainForm(DataForm):
     """A training run: how long the text pieces are, how many at once, for how long."""
 
     sequence_length = WholeNumber("Sequence length", 8, 1_000_000, "Tokens in one piece of text")
@@ -144,6 +156,38 @@ class PretrainForm(StepForm):
         "Millions; empty means the time budget",
         required=False,
     )
+    activation_offload = forms.ChoiceField(
+        label="Activation offload",
+        choices=PLACES,
+        required=False,
+        help_text="Where they wait between the two passes; elsewhere, a step takes longer",
+    )
+    optimizer_offload = forms.ChoiceField(
+        label="Optimiser state offload",
+        choices=PLACES,
+        required=False,
+        help_text="Where AdamW's moments wait between two steps (ZeRO-Offload)",
+    )
+    lengths = forms.ChoiceField(
+        label="Sequence length schedule",
+        choices=[
+            ("fixed", "Constant"),
+            ("grow", "Growing from an eighth of it (GrowLength)"),
+        ],
+        required=False,
+        help_text="Growing needs a number of tokens, of which each of four lengths gets a quarter",
+    )
+    rounding = forms.ChoiceField(
+        label="Quantisation-aware training",
+        choices=[("none", "Not at all"), ("8", "To 8 bits"), ("4", "To 4 bits, in groups of 32")],
+        required=False,
+        help_text="The model then loses little when it is compressed so",
+    )
+    on_spike = forms.ChoiceField(
+        label="On a loss spike",
+        choices=[("stop", "Stop; the last checkpoint stays"), ("skip", "Pass over the step")],
+        required=False,
+    )
 
     def clean(self) -> dict[str, Any]:
         """Refuse a run without an end."""
@@ -151,6 +195,8 @@ class PretrainForm(StepForm):
         ends = ("time_budget_minutes", "million_tokens")
         if not any(values.get(name) or name in self.errors for name in ends):
             self.add_error("time_budget_minutes", "Give a time budget or a number of tokens.")
+        if values.get("lengths") == "grow" and not values.get("million_tokens"):
+            self.add_error("million_tokens", "Lengths that grow need a number of tokens.")
         return values
 
 
@@ -185,12 +231,20 @@ class CompressForm(StepForm):
         required=False,
         help_text="For SparseGPT and LLM-Pruner; empty means half",
     )
+    recovery_steps = WholeNumber(
+        "Recovery steps",
+        0,
+        100_000,
+        "A LoRA learns so long after the cut and is merged; empty means none",
+        required=False,
+    )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         asked_for(self.fields["bits"], ("gguf", *CODED_METHODS))
         asked_for(self.fields["group_size"], GROUPED_METHODS)
         asked_for(self.fields["sparsity"], PRUNING_METHODS)
+        asked_for(self.fields["recovery_steps"], RECOVERED_METHODS)
 
     def clean(self) -> dict[str, Any]:
         """Refuse a pattern of single weights where whole channels go."""
@@ -207,3 +261,4 @@ WORKLOAD_FORMS: dict[str, type[StepForm]] = {
     "pretrain": PretrainForm,
     "compress": CompressForm,
 }
+TRAINING_FORMS = frozenset({"finetune", "pretrain"})

@@ -26,12 +26,12 @@ from runners.jobs.generation import Workload
 from runners.jobs.isolation import run_isolated
 from runners.jobs.loading import (
     HOW_QUANTISED,
-    opened_model,
     pick_device,
     preload_library,
     stored_quantisation,
 )
 from runners.jobs.memory import PeakMeter
+from runners.jobs.model_folders import opened_model
 from runners.jobs.runtime import BadInputError, Job, MissingModelError, num_threads
 from runners.jobs.stages import Stages
 from runners.jobs.telemetry import gpu_telemetry

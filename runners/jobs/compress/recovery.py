@@ -8,7 +8,9 @@ from transformers import PreTrainedModel
 
 from runners.adapter_options import LoraOptions
 from runners.jobs.adapters import Lora
-from runners.jobs.trainer import MAX_GRAD_NORM, build_optimizer, learning_rate_ratio
+from runners.jobs.train.optimizers import build_optimizer
+from runners.jobs.train.schedule import learning_rate_ratio
+from runners.jobs.train.trainer import MAX_GRAD_NORM
 
 OPTIONS = LoraOptions(rank=8, alpha=16)
 LEARNING_RATE = 1e-3

@@ -10,20 +10,23 @@ fp32 with their optimiser. Source: Xia et al. 2023, arXiv:2310.06694, sections 2
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
+from runners.evaluate_options import window_of
 from runners.jobs.artefacts import weight_file_bytes
 from runners.jobs.compress.engine import Compressed
 from runners.jobs.compress.folding import check_shape_known
 from runners.jobs.compress.layerwise import check_disk
 from runners.jobs.compress.masks import Masks, masked
+from runners.jobs.compress.shear_progress import Learner, Progress
 from runners.jobs.compress.structure import keep, key_value_heads, spread
 from runners.jobs.compress.whole_model import held_out_of, load_whole
 from runners.jobs.corpus import load_corpus
-from runners.jobs.domains import Domains, domains_of
-from runners.jobs.evaluation import MAX_WINDOW, evaluate
+from runners.jobs.domains import Domains, Losses, domains_of
+from runners.jobs.evaluation import evaluate
 from runners.jobs.loading import BASE_DTYPE, ready, require_tokenizer
 from runners.jobs.runtime import BadInputError, Job
 from runners.jobs.stages import Stages
@@ -32,6 +35,9 @@ from runners.shear_options import Shape, Shear
 
 SEQUENCES_A_STEP = 8
 MASK_LEARNING_RATE = 0.1
+# The model, and two checkpoints while one takes the other's place: fp32 weights with two moments
+# take 12 bytes of each weight that takes 2 in the source.
+WITH_CHECKPOINTS = 1 + 2 * 6
 RAMP_SHARE = 0.5  # of the mask steps, over which the target is approached
 WEIGHTS_FOLLOW_TIMES = 8  # in a recovery
 MAX_GRAD_NORM = 1.0
@@ -45,22 +51,27 @@ def by_shearing(
     loaded = load_whole(source, "fp32")
     model, tokenizer = loaded.model, require_tokenizer(loaded, "the text to learn from")
     held_out = held_out_of(job, loaded, source)
-    length = min(MAX_WINDOW, int(model.config.max_position_embeddings))
+    length, _scored = window_of(int(model.config.max_position_embeddings))
     torch.manual_seed(spec.seed)
     domains = domains_of(load_corpus(), tokenizer, job.cache_dir, length, spec.seed)
     stages, steps = stages.via(job.emitter), spec.shear.mask_steps + spec.shear.recovery_steps
     reference, before = domains.losses(model), model.num_parameters()
     matrices = matrix_count(model)
     shape = spec.shear.target(shape_of(model.config), spec.sparsity)
-    masks = learn(model, domains, shape, spec.shear, lambda done: stages.advance(done / steps))
+    progress, done = Progress(job.checkpoint_dir), spec.shear.mask_steps
+    masks = learn(
+        model, domains, shape, spec.shear, lambda at: stages.advance(at / steps), progress
+    )
     cut(model, masks.kept(shape), shape)
-    pruned, done = domains.losses(model), spec.shear.mask_steps
-    recover(model, domains, reference, spec.shear, lambda at: stages.advance((done + at) / steps))
+    pruned: Losses = progress.document.get("pruned") or domains.losses(model)
+    recovery = Recovery(masks, reference, pruned, progress)
+    recover(model, domains, recovery, spec.shear, lambda at: stages.advance((done + at) / steps))
     losses = domains.losses(model)
     ready(model, dtype=BASE_DTYPE)
     model.config.dtype = BASE_DTYPE
     model.save_pretrained(str(target))
     tokenizer.save_pretrained(str(target))
+    progress.clear()
     found = evaluate(model, held_out, spec.evaluation_tokens)
     figures = {
         "removed_parameters_share": 1.0 - model.num_parameters() / before,
@@ -84,7 +95,7 @@ def check_shearable(source: Path, spec: CompressSpec, job: Job) -> None:
         BadInputError: the layers are of another kind, the target is larger than the model or the
             model itself, or the disk is too small.
     """
-    check_disk(job.attempt_dir, weight_file_bytes(source))
+    check_disk(job.attempt_dir, WITH_CHECKPOINTS * weight_file_bytes(source))
     config = AutoConfig.from_pretrained(str(source), local_files_only=True)
     check_shape_known(config.model_type, "sheared_llama prunes")
     full = shape_of(config)
@@ -114,49 +125,73 @@ def matrix_count(model: PreTrainedModel) -> int:
 
 
 def learn(
-    model: PreTrainedModel, domains: Domains, target: Shape, shear: Shear, on_step: OnStep
+    model: PreTrainedModel,
+    domains: Domains,
+    target: Shape,
+    shear: Shear,
+    on_step: OnStep,
+    progress: Progress | None = None,
 ) -> Masks:
-    """Return masks of the target shape, learnt together with the model's weights."""
+    """Return masks of the target shape, learnt together with the model's weights.
+
+    Where ``progress`` is past it, the masks alone are read: the weights follow with recovery.
+    """
     masks = Masks(shape_of(model.config), seed=0)
+    if progress and progress.document.get("phase") == "recovery":
+        progress.fill({"masks": masks})
+        return masks
     weights = torch.optim.AdamW(model.parameters(), lr=shear.learning_rate / 5)
     logits = torch.optim.Adam(masks.logits.parameters(), lr=MASK_LEARNING_RATE)
     held = [*masks.linear.parameters(), *masks.quadratic.parameters()]
     multipliers = torch.optim.Adam(held, lr=MASK_LEARNING_RATE, maximize=True)
+    optimizers = {"weights": weights, "logits": logits, "multipliers": multipliers}
+    learner = Learner({"model": model, "masks": masks}, optimizers, domains.random)
+    first = progress.resume("masks", learner) if progress else 0
     model.train()
-    for step in range(shear.mask_steps):
+    for step in range(first, shear.mask_steps):
         ids = domains.batch(SEQUENCES_A_STEP)
         ramp = min(1.0, (step + 1) / max(1.0, RAMP_SHARE * shear.mask_steps))
         with torch.enable_grad(), masked(model, masks.draw()):
             loss = model(ids, labels=ids, use_cache=False).loss + masks.penalty(target, ramp)
             loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
-        for optimizer in (weights, logits, multipliers):
+        for optimizer in optimizers.values():
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         on_step(step + 1)
+        if progress:
+            progress.keep("masks", step + 1, learner, {})
     torch.nn.Module.eval(model)
     return masks
 
 
+class Recovery(NamedTuple):
+    """What a recovery begins with: the masks, and the losses before and after the cut."""
+
+    masks: Masks
+    reference: Losses
+    pruned: Losses
+    progress: Progress | None = None
+
+
 def recover(
-    model: PreTrainedModel,
-    domains: Domains,
-    reference: Mapping[str, float],
-    shear: Shear,
-    on_step: OnStep,
+    model: PreTrainedModel, domains: Domains, begun: Recovery, shear: Shear, on_step: OnStep
 ) -> None:
     """Train the smaller model, drawing more of the domains that are furthest behind."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=shear.learning_rate)
+    modules = {"model": model, "masks": begun.masks}
+    learner = Learner(modules, {"weights": optimizer}, domains.random)
+    first = _begin(learner, domains, begun)
     every = max(1, shear.recovery_steps // WEIGHTS_FOLLOW_TIMES)
     model.train()
-    for step in range(shear.recovery_steps):
+    for step in range(first, shear.recovery_steps):
         if step % every == 0:
             torch.nn.Module.eval(model)
-            domains.follow(domains.losses(model), reference)
+            domains.follow(domains.losses(model), begun.reference)
             model.train()
-        progress = step / shear.recovery_steps
+        share = step / shear.recovery_steps
         for group in optimizer.param_groups:
-            group["lr"] = shear.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
+            group["lr"] = shear.learning_rate * 0.5 * (1 + math.cos(math.pi * share))
         ids = domains.batch(SEQUENCES_A_STEP)
         with torch.enable_grad():
             model(ids, labels=ids, use_cache=False).loss.backward()
@@ -164,7 +199,23 @@ def recover(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         on_step(step + 1)
+        if begun.progress:
+            figures = {"pruned": begun.pruned, "weights": domains.weights}
+            begun.progress.keep("recovery", step + 1, learner, figures)
     torch.nn.Module.eval(model)
+
+
+def _begin(learner: Learner, domains: Domains, begun: Recovery) -> int:
+    """Go on where a recovery was, or note that it begins; return the steps it has made."""
+    if begun.progress is None:
+        return 0
+    first = begun.progress.resume("recovery", learner)
+    if begun.progress.document.get("phase") == "recovery":
+        domains.weights = dict(begun.progress.document["weights"])
+        return first
+    figures = {"pruned": begun.pruned, "weights": domains.weights}
+    begun.progress.keep("recovery", 0, learner, figures, is_due=True)
+    return 0
 
 
 @torch.no_grad()

@@ -2,8 +2,12 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
+import torch
+
+from runners.endpoint_spec import NO_ADAPTER
 from runners.jobs.generate.batching import POLICIES, Batch, CostModel, padding_ratio
 from runners.jobs.generate.chain import Chain
 from runners.jobs.generate.compiled import CompiledStep
@@ -22,9 +26,10 @@ from runners.jobs.generate.static import (
     StopRequestedError,
     run_batch,
 )
-from runners.jobs.generate.warmup import measured_cost, warm_up
+from runners.jobs.generate.warmup import STEPS, measured_cost, warm_up
 from runners.jobs.loading import LoadedModel
 from runners.jobs.memory import PeakMeter
+from runners.jobs.mixed_adapters import MixedAdapters
 from runners.jobs.runtime import Job
 from runners.jobs.stages import Stages
 from runners.jobspec import GenerateSpec
@@ -46,6 +51,7 @@ class Run:
     meter: PeakMeter
     stages: Stages
     guesser: Guesser | None = None
+    adapters: MixedAdapters | None = None
     figures: Figures = field(default_factory=Figures)
     notes: dict[str, str] = field(default_factory=dict)
 
@@ -64,6 +70,13 @@ class Run:
         """Return how a batch is worked on."""
         is_packed = self.spec.batching == "packed"
         return Setup(self.spec.kv_cache, is_packed=is_packed, chain=self.chain)
+
+    def through_adapters(self, batch: Sequence[int]) -> AbstractContextManager[None]:
+        """Let each row of a batch of prompts have its own adapter while the block runs."""
+        if self.adapters is None:
+            return nullcontext()
+        owners = [[self.prompts[at].adapter] for at in batch]
+        return self.adapters.serving(torch.tensor(owners))
 
     @property
     def open_positions(self) -> list[int]:
@@ -90,6 +103,9 @@ def record_of(run: Run, at: int, answer: Answer) -> Record:
         record["output_ids"] = answer.ids
     else:
         record["text"] = tokenizer.decode(answer.ids)
+    if run.adapters is not None:
+        through = prompt.adapter
+        record["adapter"] = None if through == NO_ADAPTER else run.adapters.names[through]
     return record | {
         "prompt_tokens": len(prompt.ids),
         "output_tokens": len(answer.ids),
@@ -104,13 +120,23 @@ def answer_all(run: Run) -> None:
         StopRequestedError: the job is to stop; what was answered is written down.
     """
     positions = run.open_positions
-    warm_up(run.loaded.model, [run.prompts[at].ids for at in positions], Setup(chain=run.chain))
+    _warm_up(run, [run.prompts[at].ids for at in positions])
     if run.guesser is not None:
         _one_by_one(run, positions, run.guesser)
     elif run.spec.batching == "continuous":
         _continuously(run, positions)
     else:
         _in_batches(run, positions)
+
+
+def _warm_up(run: Run, prompts: Sequence[Ids]) -> None:
+    """Run the shortest prompt; what a policy moves for it does not count."""
+    zigzag = run.placed.zigzag
+    if zigzag is None:
+        warm_up(run.loaded.model, prompts, Setup(chain=run.chain))
+        return
+    zigzag.run_batch([min(prompts, key=len)], Limits(STEPS))
+    zigzag.figures.begin()
 
 
 def _in_batches(run: Run, positions: Sequence[int]) -> None:
@@ -130,6 +156,8 @@ def _in_batches(run: Run, positions: Sequence[int]) -> None:
 
 
 def _as_set_up(run: Run) -> Answering:
+    if zigzag := run.placed.zigzag:
+        return lambda ids: zigzag.run_batch(ids, run.limits)
     return lambda ids: run_batch(run.loaded.model, ids, run.limits, run.setup)
 
 
@@ -149,7 +177,8 @@ def _compiled(run: Run, positions: Sequence[int]) -> Answering:
 
 def _one_batch(run: Run, batch: Batch, answer: Answering) -> None:
     ids = [run.prompts[at].ids for at in batch]
-    done = answer(ids)
+    with run.through_adapters(batch):
+        done = answer(ids)
     speeds = run.figures.add_batch(done, sum(map(len, ids)))
     run.keep(dict(zip(batch, done.answers, strict=True)), speeds)
 
@@ -190,7 +219,8 @@ def _one_by_one(run: Run, positions: Sequence[int], guesser: Guesser) -> None:
     for at in positions:
         run.check_stop()
         ids = run.prompts[at].ids
-        done = guess_one(run.loaded.model, ids, guesser, run.limits)
+        with run.through_adapters([at]):
+            done = guess_one(run.loaded.model, ids, guesser, run.limits)
         figures.add_one(len(ids), len(done.answer.ids), done.first_seconds, done.later_seconds)
         figures.wall_seconds += done.first_seconds + done.later_seconds
         figures.drafted_tokens += done.drafted

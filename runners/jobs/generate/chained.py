@@ -22,8 +22,9 @@ from runners.jobs.generate.desk import LOOK_SECONDS, Desk, Servers
 from runners.jobs.generate.link import Link, LinkLostError
 from runners.jobs.generate.stage_model import Call, Ends, divided, through
 from runners.jobs.generate.stage_server import Place
-from runners.jobs.loading import TORCH_DTYPES, load_tokenizer, opened_model, pick_device
+from runners.jobs.loading import TORCH_DTYPES, load_tokenizer, pick_device
 from runners.jobs.memory import tensor_bytes
+from runners.jobs.model_folders import opened_model
 from runners.jobs.runtime import BadInputError, Job
 from runners.jobspec import ArtefactModel, FolderModel, GenerateSpec
 from runners.places import Gang

@@ -6,7 +6,7 @@ from functools import partial
 
 from transformers import PreTrainedModel
 
-from runners.generate_options import StageChain
+from runners.generate_options import PolicyOffload, StageChain
 from runners.jobs.generate.answering import Run, answer_all
 from runners.jobs.generate.caches import check_cache
 from runners.jobs.generate.chain import Chain
@@ -23,6 +23,7 @@ from runners.jobs.generate.outputs import (
 from runners.jobs.generate.packed import check_packable
 from runners.jobs.generate.placement import Placed, place_model
 from runners.jobs.generate.prompts import (
+    Given,
     Prompt,
     check_lengths,
     pile_digest,
@@ -41,6 +42,7 @@ from runners.jobs.loading import (
     preload_library,
 )
 from runners.jobs.memory import PeakMeter, terms_held
+from runners.jobs.mixed_adapters import hung_on
 from runners.jobs.runtime import (
     Job,
     checkpoint_on_sigterm,
@@ -75,7 +77,8 @@ def _answer(job: Job, spec: GenerateSpec, opened: Callable[[], Chain] | None = N
     if spec.compiled_step:
         check_compiler(job.scratch_dir())
     texts = read_texts(job, spec.prompts)
-    preload_library(spec.weight_dtype)
+    if not isinstance(spec.offload, PolicyOffload):  # which packs four bits by itself
+        preload_library(spec.weight_dtype)
     with gpu_telemetry(job.emitter):
         run = _prepare(job, spec, texts, opened)
         before = len(run.journal.records)
@@ -89,7 +92,7 @@ def _answer(job: Job, spec: GenerateSpec, opened: Callable[[], Chain] | None = N
 def _prepare(
     job: Job,
     spec: GenerateSpec,
-    texts: Sequence[tuple[str, str]],
+    texts: Sequence[Given],
     opened: Callable[[], Chain] | None,
 ) -> Run:
     stages = Stages(job.emitter, STAGE_SHARES)
@@ -103,16 +106,22 @@ def _prepare(
         check_packable(loaded.model)
     guesser = _guesser(job, spec, loaded)
     held = {"weights": placed.weight_bytes, "runtime_overhead": meter.read().start_bytes}
+    adapters = hung_on(loaded.model, spec.model, spec.adapters, job.host_dir)
+    if adapters is not None:
+        held["adapters"] = adapters.bytes
     job.emitter.metric(terms_held(held))
-    prompts = tokenised(job, loaded, spec.prompts, texts)
+    names = adapters.names if adapters else ()
+    prompts = tokenised(job, loaded, spec.prompts, texts, names)
     positions = getattr(loaded.model.config, "max_position_embeddings", None)
     check_lengths(prompts, spec.output_tokens, positions)
     journal = Journal(job.checkpoint_dir / JOURNAL, _digest(spec, prompts))
     journal.take_over(earlier_journals(job))
     ends = end_ids(loaded) if spec.stop_at_end else frozenset()
     limits = Limits(spec.output_tokens, ends, job.stop_requested.is_set)
-    run = Run(job, spec, placed, prompts, journal, limits, meter, stages, guesser)
+    run = Run(job, spec, placed, prompts, journal, limits, meter, stages, guesser, adapters)
     run.notes["attention"] = attention
+    if names:
+        run.notes["adapters"] = f"{', '.join(names)}: one batch holds prompts of all of them"
     if placed.where:
         run.notes["split" if placed.chain else "offload"] = placed.where
     return run
@@ -186,14 +195,20 @@ def _attention(model: PreTrainedModel, asked: Attention) -> str:
 
 def _digest(spec: GenerateSpec, prompts: Sequence[Prompt]) -> str:
     """Return a digest of everything that decides what is written."""
-    settings = spec.model_dump_json(
-        include={"model", "weight_dtype", "output_tokens", "stop_at_end", "kv_cache", "seed"}
-    )
+    decisive = {"model", "weight_dtype", "output_tokens", "stop_at_end", "kv_cache", "seed"}
+    through = {"adapters"} if spec.adapters else set()
+    settings = spec.model_dump_json(include=decisive | through)
     return hashlib.sha256(f"{settings}{pile_digest(prompts)}".encode()).hexdigest()
 
 
 def _context(spec: GenerateSpec) -> dict[str, str]:
     context = {"device": str(pick_device()), "threads": str(num_threads())}
-    if spec.weight_dtype in HOW_QUANTISED:
+    if isinstance(spec.offload, PolicyOffload):
+        size = spec.offload.group_size
+        if spec.weight_dtype == "int4":
+            context["weight_dtype"] = (
+                f"4 bit, a scale and an offset for {size} weights; lm_head and embedding bf16"
+            )
+    elif spec.weight_dtype in HOW_QUANTISED:
         context["weight_dtype"] = HOW_QUANTISED[spec.weight_dtype]
     return context

@@ -12,18 +12,25 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from runners.generate_options import ExpertCache, LayerStreaming, MappedWeights
+from runners.generate_options import (
+    ExpertCache,
+    LayerStreaming,
+    MappedWeights,
+    PolicyOffload,
+)
 from runners.jobs.generate.chain import Chain
 from runners.jobs.generate.experts import CachedExperts
+from runners.jobs.generate.policy.zigzag import ZigZag
 from runners.jobs.layers import LayerwiseModel
 from runners.jobs.loading import (
+    BASE_DTYPE,
     TORCH_DTYPES,
     LoadedModel,
     load_tokenizer,
-    opened_model,
     pick_device,
 )
 from runners.jobs.memory import tensor_bytes
+from runners.jobs.model_folders import opened_model
 from runners.jobs.runtime import BadInputError, Job
 from runners.jobs.stored import StoredTensors, Tensors, check_finite, in_host
 from runners.jobspec import ArtefactModel, FolderModel, GenerateSpec
@@ -37,10 +44,13 @@ class Placed:
     where: str
     figures: Callable[[], Mapping[str, float]] = dict  # what the placing itself measured
     chain: Chain | None = None  # who computes it, where it is divided
+    zigzag: ZigZag | None = None  # who answers blocks, where a policy places everything
 
     @property
     def weight_bytes(self) -> int:
         """Return the bytes of the weights that are in this process's memory now."""
+        if self.zigzag:
+            return held_bytes(self.loaded.model) + self.zigzag.packed_bytes
         return self.chain.weight_bytes if self.chain else held_bytes(self.loaded.model)
 
 
@@ -56,7 +66,9 @@ def place_model(job: Job, spec: GenerateSpec) -> Placed:
         msg = f"offload reads weights from a model folder; source {ref.source} has none"
         raise BadInputError(msg)
     folder, device = opened_model(ref, job.host_dir), pick_device()
-    dtype = TORCH_DTYPES[spec.weight_dtype]
+    dtype = TORCH_DTYPES.get(spec.weight_dtype, BASE_DTYPE)
+    if isinstance(asked, PolicyOffload):
+        return _by_policy(job, spec, asked, LayerwiseModel(folder, device, dtype), folder)
     if isinstance(asked, MappedWeights):
         model, where = mapped(folder, dtype, asked.memory_bytes, job.scratch_dir())
     elif isinstance(asked, LayerStreaming):
@@ -70,6 +82,21 @@ def place_model(job: Job, spec: GenerateSpec) -> Placed:
         msg = "the job asks for no offload"
         raise BadInputError(msg)
     return Placed(LoadedModel(model, load_tokenizer(folder), device), where)
+
+
+def _by_policy(
+    job: Job, spec: GenerateSpec, asked: PolicyOffload, skeleton: LayerwiseModel, folder: Path
+) -> Placed:
+    zigzag = ZigZag(
+        skeleton,
+        folder,
+        asked,
+        job.scratch_dir(),
+        kv_cache=spec.kv_cache,
+        is_narrow=spec.weight_dtype == "int4",
+    )
+    loaded = LoadedModel(skeleton.model, load_tokenizer(folder), skeleton.device)
+    return Placed(loaded, zigzag.where, zigzag.figures.measured, zigzag=zigzag)
 
 
 def held_bytes(model: PreTrainedModel) -> int:

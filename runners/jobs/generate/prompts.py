@@ -7,20 +7,26 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from runners.endpoint_spec import NO_ADAPTER
 from runners.jobs.assessment import held_out_ids
-from runners.jobs.loading import LoadedModel, model_roots
+from runners.jobs.loading import LoadedModel
 from runners.jobs.model_files import open_file
+from runners.jobs.model_folders import model_roots
 from runners.jobs.runtime import BadInputError, Job, MissingModelError
 from runners.jobspec import DemoPrompts, FilePrompts, InlinePrompts, Prompts
 
 MAX_PROMPTS = 100_000
 MAX_LINE_BYTES = 1024**2
 MISSING = "cannot be opened"
+
+
+UNSAID = ""
 
 
 @dataclass(frozen=True)
@@ -30,42 +36,80 @@ class Prompt:
     name: str
     text: str | None
     ids: tuple[int, ...]
+    adapter: int = NO_ADAPTER  # its number
 
 
-def read_texts(job: Job, asked: Prompts) -> list[tuple[str, str]]:
-    """Return name and text of each prompt that the job or a file gives; none of the demo's.
+class Given(NamedTuple):
+    """A prompt of the job or of a file; ``adapter`` is a name, None for the base, or unsaid."""
+
+    name: str
+    text: str
+    adapter: str | None = UNSAID
+
+
+def read_texts(job: Job, asked: Prompts) -> list[Given]:
+    """Return each prompt that the job or a file gives; none of the demo's.
 
     Raises:
         MissingModelError: the file is not below the host's model folders.
         BadInputError: the file is empty, or one of its lines cannot be a prompt.
     """
     if isinstance(asked, InlinePrompts):
-        return [(str(number), text) for number, text in enumerate(asked.texts, 1)]
+        return [Given(str(number), text) for number, text in enumerate(asked.texts, 1)]
     if isinstance(asked, FilePrompts):
         return _file_texts(asked.path, model_roots(job.host_dir))
     return []
 
 
 def tokenised(
-    job: Job, loaded: LoadedModel, asked: Prompts, texts: Sequence[tuple[str, str]]
+    job: Job,
+    loaded: LoadedModel,
+    asked: Prompts,
+    texts: Sequence[Given],
+    adapters: Sequence[str] = (),
 ) -> list[Prompt]:
-    """Return the prompts in the model's tokens.
+    """Return the prompts in the model's tokens, each with the number of its adapter.
 
     Raises:
         MissingModelError: a text needs a tokenizer that the model does not have.
-        BadInputError: a text has no token.
+        BadInputError: a text has no token, or names an adapter that the job does not have.
     """
     if isinstance(asked, DemoPrompts):
-        return list(_demo_prompts(job, loaded, asked))
+        usual = _number_of(Given("", ""), adapters)
+        return [replace(each, adapter=usual) for each in _demo_prompts(job, loaded, asked)]
     tokenizer = loaded.tokenizer
     if tokenizer is None:
-        msg = "the model has no tokenizer.json, so it reads no text; choose the demo prompts"
+        msg = (
+            "the model has no tokenizer.json, so it reads no text; add it to the folder, or "
+            "choose the demo prompts"
+        )
         raise MissingModelError(msg)
-    found = [Prompt(name, text, tuple(tokenizer(text)["input_ids"])) for name, text in texts]
+    found = [
+        Prompt(
+            each.name,
+            each.text,
+            tuple(tokenizer(each.text)["input_ids"]),
+            _number_of(each, adapters),
+        )
+        for each in texts
+    ]
     empty = next((each.name for each in found if not each.ids), None)
     if empty is not None:
         raise BadInputError(f"prompt {empty} has no token; give it some text, or leave it out")
     return found
+
+
+def _number_of(given: Given, adapters: Sequence[str]) -> int:
+    """Return which adapter a prompt goes through: its own, else the only one there is."""
+    if given.adapter == UNSAID:
+        return 0 if len(adapters) == 1 else NO_ADAPTER
+    if given.adapter is None:
+        return NO_ADAPTER
+    if given.adapter not in adapters:
+        known = f"has {', '.join(adapters)}" if adapters else "was given none"
+        msg = f"prompt {given.name} asks for adapter {given.adapter}, and the job {known}"
+        raise BadInputError(f"{msg}; name one of the job's, or launch it with this one")
+    return adapters.index(given.adapter)
 
 
 def check_lengths(prompts: Sequence[Prompt], output_tokens: int, positions: int | None) -> None:
@@ -88,14 +132,15 @@ def pile_digest(prompts: Sequence[Prompt]) -> str:
     """Return a digest of the prompts in their order."""
     digest = hashlib.sha256()
     for each in prompts:
-        digest.update(json.dumps([each.name, each.ids]).encode())
+        through = [] if each.adapter == NO_ADAPTER else [each.adapter]
+        digest.update(json.dumps([each.name, each.ids, *through]).encode())
     return digest.hexdigest()
 
 
 # A file
 
 
-def _file_texts(name: str, roots: Sequence[Path]) -> list[tuple[str, str]]:
+def _file_texts(name: str, roots: Sequence[Path]) -> list[Given]:
     path = (roots[0] / name).resolve()
     try:
         handle = open_file(path, roots)
@@ -131,14 +176,14 @@ def _lines(handle: int, name: str) -> Iterator[tuple[int, bytes]]:
             yield number, line
 
 
-def _read_line(name: str, number: int, line: bytes, suffix: str) -> tuple[str, str]:
+def _read_line(name: str, number: int, line: bytes, suffix: str) -> Given:
     where = f"prompts file {name}: line {number}"
     try:
         text = line.decode().strip("\r\n")
     except UnicodeDecodeError:
         raise BadInputError(f"{where} is no UTF-8 text; save the file as UTF-8") from None
     if suffix != ".jsonl":
-        return str(number), text
+        return Given(str(number), text)
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
@@ -146,7 +191,10 @@ def _read_line(name: str, number: int, line: bytes, suffix: str) -> tuple[str, s
     prompt = document.get("prompt") if isinstance(document, dict) else None
     if not isinstance(prompt, str) or not prompt:
         raise BadInputError(f'{where} has no text in "prompt"; write {{"prompt": "..."}}')
-    return str(document.get("id", number))[:200], prompt
+    adapter = document.get("adapter", UNSAID)
+    if not (adapter is None or isinstance(adapter, str)):
+        raise BadInputError(f'{where} has no name in "adapter"; write {{"adapter": "NAME"}}')
+    return Given(str(document.get("id", number))[:200], prompt, adapter and adapter[:200])
 
 
 # The host's own text

@@ -27,8 +27,9 @@ from runners.generate_options import ExpertSplit, PipelineSplit, TensorSplit
 from runners.jobs.generate.caches import cache_size
 from runners.jobs.generate.chain import Chain
 from runners.jobs.generate.stage_model import Call, Ends, Layers, divided, divisible_config
-from runners.jobs.loading import TORCH_DTYPES, load_tokenizer, opened_model, pick_device
+from runners.jobs.loading import TORCH_DTYPES, load_tokenizer, pick_device
 from runners.jobs.memory import tensor_bytes
+from runners.jobs.model_folders import opened_model
 from runners.jobs.ranks import RankLostError, Ranks, joined_ranks, lost_rank_named
 from runners.jobs.runtime import BadInputError, Job
 from runners.jobspec import ArtefactModel, DataParallel, FolderModel, GenerateSpec

@@ -18,7 +18,8 @@ import torch
 from runners.generate_options import StageChain
 from runners.jobs.generate.link import Link, LinkLostError, Said
 from runners.jobs.generate.stage_model import Call, Layers
-from runners.jobs.loading import TORCH_DTYPES, opened_model, pick_device
+from runners.jobs.loading import TORCH_DTYPES, pick_device
+from runners.jobs.model_folders import opened_model
 from runners.jobs.runtime import BadInputError, Job, open_job, prepare_process
 from runners.jobspec import ArtefactModel, FolderModel, GenerateSpec
 from runners.parentage import die_with

@@ -13,7 +13,8 @@ from runners.jobs.load.arrivals import Prompt, Repetition, repetition
 from runners.jobs.load.client import Target, ask, new_client
 from runners.jobs.load.endpoint import OwnEndpoint, own_endpoint
 from runners.jobs.load.figures import row_of
-from runners.jobs.loading import load_tokenizer, opened_model
+from runners.jobs.loading import load_tokenizer
+from runners.jobs.model_folders import opened_model
 from runners.jobs.runtime import BadInputError, Job, MissingModelError
 from runners.jobs.stages import Stages
 from runners.jobs.tokenizer import TokenIds

@@ -3,9 +3,10 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from runners.endpoint_spec import NO_ADAPTER
+from runners.jobs.serve.asgi import Receive, Send
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # a character whose last bytes are still to come
 
@@ -159,4 +160,36 @@ class Ready(Protocol):
         Raises:
             QueueFullError: too many wait already.
             EngineEndedError: it has ended, by a fault or because it was told to.
+        """
+
+
+class Handing(Protocol):
+    """A request that is handed on as the client wrote it."""
+
+    @property
+    def model(self) -> str:
+        """Return the name that the client asks for."""
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        """Hand it on, and its answer back as it comes.
+
+        Raises:
+            AskedError: too many wait already, or the engine refuses it or is gone.
+            ClientGoneError: nobody waits any more.
+        """
+
+
+@runtime_checkable
+class Relay(Protocol):
+    """A model whose engine speaks OpenAI's form itself: what is asked is handed on to it."""
+
+    @property
+    def engine(self) -> Writer:
+        """Return who writes."""
+
+    def handing(self, path: str, body: bytes) -> Handing:
+        """Return the request of a body.
+
+        Raises:
+            AskedError: what is wrong with which field.
         """

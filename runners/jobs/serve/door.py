@@ -15,7 +15,7 @@ from runners.jobs.serve.asgi import (
     send_error,
     send_json,
 )
-from runners.jobs.serve.contract import Ready, TemplateRefusedError
+from runners.jobs.serve.contract import Ready, Relay, TemplateRefusedError
 from runners.jobs.serve.conversation import Conversation, Order, Wanted
 from runners.jobs.serve.protocol import (
     COMPLETION_TOKENS,
@@ -26,6 +26,7 @@ from runners.jobs.serve.protocol import (
 from runners.jobs.serve.replies import ChatForm, CompletionForm
 from runners.jobs.serve.service import Service
 
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 LOADING_SECONDS = 5  # clients are asked to wait so long
 PLAIN = b"text/plain; version=0.0.4; charset=utf-8"
 Route = Callable[[Receive, Send], Awaitable[None]]
@@ -41,8 +42,8 @@ class Door:
             ("GET", "/health"): self._health,
             ("GET", "/metrics"): self._metrics,
             ("GET", "/v1/models"): self._models,
-            ("POST", "/v1/completions"): partial(self._answer, self._completion),
-            ("POST", "/v1/chat/completions"): partial(self._answer, self._chat),
+            ("POST", COMPLETIONS): partial(self._answer, COMPLETIONS, self._completion),
+            ("POST", CHAT): partial(self._answer, CHAT, self._chat),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -115,6 +116,7 @@ class Door:
 
     async def _answer(
         self,
+        path: str,
         prepare: Prepare,
         receive: Receive,
         send: Send,
@@ -125,6 +127,12 @@ class Door:
             message = f"The endpoint is {self.service.state}; try again in a few seconds."
             wait = LOADING_SECONDS
             raise AskedError(503, message, code=self.service.state, retry_after_seconds=wait)
+        if isinstance(ready, Relay):
+            handing = ready.handing(path, body)
+            self._adapter_of(handing.model)
+            self.service.touch()
+            await handing.run(receive, send)
+            return
         order = await prepare(ready, body)
         self.service.touch()
         await Conversation(ready, order).run(receive, send)

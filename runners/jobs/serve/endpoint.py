@@ -20,7 +20,7 @@ from runners.jobs.runtime import (
     end_by_sigterm,
     num_threads,
 )
-from runners.jobs.serve.contract import EngineLostError, Ready
+from runners.jobs.serve.contract import EngineLostError, Ready, Relay
 from runners.jobs.serve.door import Door
 from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.service import Service
@@ -48,6 +48,12 @@ class EngineStalledError(Exception):
     """One forward pass did not come back."""
 
 
+class LostError(BadInputError):
+    """The engine ended more often than it is started again."""
+
+    prefix = "ENGINE_LOST"
+
+
 class Took(NamedTuple):
     """What an endpoint took of its host."""
 
@@ -59,7 +65,7 @@ class Took(NamedTuple):
 class Backend(Protocol):
     """One way to write answers."""
 
-    def load(self, job: Job, spec: ServeSpec, figures: Figures) -> Ready:
+    def load(self, job: Job, spec: ServeSpec, figures: Figures) -> Ready | Relay:
         """Return the model, ready to be asked.
 
         Raises:
@@ -74,12 +80,18 @@ class Backend(Protocol):
 
 
 def serve(job: Job, backend: Backend) -> None:
-    """Run one endpoint attempt."""
+    """Run one endpoint attempt.
+
+    Raises:
+        BadInputError: the model cannot be served as asked, or the engine was lost for good.
+    """
     checkpoint_on_sigterm(job)
     spec = job.spec_of(ServeSpec)
     with listening(spec) as door:
         endpoint = Endpoint(job, spec, door, backend)
         ending = asyncio.run(endpoint.run())
+    if isinstance(endpoint.fault, EngineLostError):
+        raise LostError(str(endpoint.fault)) from endpoint.fault
     if endpoint.fault is not None:
         raise endpoint.fault
     endpoint.publish(ending)

@@ -2,8 +2,9 @@
 
 import threading
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 TTFT_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 TPOT_BOUNDS = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5)  # seconds
@@ -30,6 +31,13 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
+    def absorb(self, bounds: tuple[float, ...], counts: Sequence[int], total: float) -> None:
+        """Count values that somebody else put into buckets of their own."""
+        if bounds != self.bounds:
+            self.bounds, self.counts = bounds, [0] * (len(bounds) + 1)
+        self.counts = [own + new for own, new in zip(self.counts, counts, strict=True)]
+        self.total += total
+
     def lines(self, name: str) -> Iterator[str]:
         """Yield the exposition of the histogram."""
         seen = 0
@@ -38,6 +46,23 @@ class Histogram:
             yield f'{name}_bucket{{le="{bound}"}} {seen}'
         yield f"{name}_sum {self.total}"
         yield f"{name}_count {seen}"
+
+
+class Buckets(NamedTuple):
+    """Values by the bound that they stay below, the last beyond all of them, and their sum."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+
+class Taken(NamedTuple):
+    """What an engine's own figures brought since the last look."""
+
+    prompt_tokens: int = 0
+    ttft: Buckets | None = None
+    tpot: Buckets | None = None
+    text: str = ""
 
 
 class Figures:
@@ -52,6 +77,7 @@ class Figures:
         self.output_tokens = 0
         self.busy_seconds = 0.0
         self.gauges = {"running_requests": 0.0, "waiting_requests": 0.0, "kv_cache_used_ratio": 0}
+        self.engine_text = ""  # an engine's own exposition, under its own names
         self._told: tuple[float, ...] = (0.0,) * 5
 
     def first_token(self, seconds: float, prompt_tokens: int) -> None:
@@ -71,6 +97,16 @@ class Figures:
             self.busy_seconds += seconds
             self.output_tokens += tokens
             self.gauges.update(gauges)
+
+    def absorb(self, taken: Taken) -> None:
+        """Add what an engine that counts for itself counted since it was asked last."""
+        with self._lock:
+            if taken.ttft is not None:
+                self.ttft.absorb(*taken.ttft)
+            if taken.tpot is not None:
+                self.tpot.absorb(*taken.tpot)
+            self.prompt_tokens += taken.prompt_tokens
+            self.engine_text = taken.text
 
     def count(self, name: str) -> None:
         """Count a request that ended, or was refused, in the named way."""
@@ -105,7 +141,7 @@ class Figures:
     def prometheus(self) -> str:
         """Return the text that Prometheus scrapes."""
         with self._lock:
-            return "\n".join([*self._exposition(), ""])
+            return "\n".join([*self._exposition(), self.engine_text])
 
     def _exposition(self) -> Iterator[str]:
         for name, value in self.gauges.items():

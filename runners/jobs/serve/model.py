@@ -5,7 +5,6 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from runners.jobs.adapter_files import base_digest, opened_adapter, read_adapter
 from runners.jobs.generate.packed import check_packable
 from runners.jobs.loading import (
     LoadedModel,
@@ -15,7 +14,7 @@ from runners.jobs.loading import (
     require_tokenizer,
 )
 from runners.jobs.memory import model_bytes, terms_held
-from runners.jobs.mixed_adapters import MixedAdapters
+from runners.jobs.mixed_adapters import hung_on
 from runners.jobs.runtime import Job
 from runners.jobs.serve.contract import Limits, Wish
 from runners.jobs.serve.engine import Engine, Reply
@@ -97,7 +96,7 @@ def load_ready(job: Job, spec: ServeSpec, figures: Figures) -> LoadedReady:
     vocabulary = int(loaded.model.config.get_text_config().vocab_size)
     check_paging(loaded.model, cache, vocabulary)
     held = {"weights": model_bytes(loaded.model), "kv_cache": cache.bytes}
-    adapters = _adapters(job, spec, loaded)
+    adapters = hung_on(loaded.model, spec.model, spec.adapters, job.host_dir)
     if adapters is not None:
         held["adapters"] = adapters.bytes
     job.emitter.metric(terms_held(held))
@@ -106,23 +105,6 @@ def load_ready(job: Job, spec: ServeSpec, figures: Figures) -> LoadedReady:
     )
     engine = Engine(loaded.model, cache, limits, figures, adapters)
     return LoadedReady(engine, Reader(tokenizer), vocabulary)
-
-
-def _adapters(job: Job, spec: ServeSpec, loaded: LoadedModel) -> MixedAdapters | None:
-    """Return the spec's adapters, hung on the model.
-
-    Raises:
-        BadInputError: one is not for this model, or not whole.
-        MissingModelError: one is not there.
-    """
-    if not spec.adapters:
-        return None
-    digest = base_digest(spec.model, job.host_dir)
-    opened = [
-        read_adapter(each.name, opened_adapter(each.adapter, job.host_dir), loaded.model, digest)
-        for each in spec.adapters
-    ]
-    return MixedAdapters(loaded.model, opened)
 
 
 def _max_length(loaded: LoadedModel, spec: ServeSpec) -> int:

@@ -1,7 +1,7 @@
 """What clients may ask in OpenAI's form, field by field, and the errors they get."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from http import HTTPStatus
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 MAX_CHOICES = 16
 MAX_STOPS = 4
+MAX_MESSAGES = 2000
 MAX_TOP_LOGPROBS = 20
 COMPLETION_TOKENS = 16  # OpenAI's own default of the older form
 # What a field may hold that this endpoint does not do: it changes nothing then.
@@ -172,10 +173,9 @@ class Message(BaseModel):
         return {"role": role, "content": "".join(part.text for part in self.content)}
 
 
-class AskedChat(Asked):
-    """``POST /v1/chat/completions``."""
+class ChatFields(Asked):
+    """``POST /v1/chat/completions``, beside the conversation itself."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=2000)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -190,6 +190,12 @@ class AskedChat(Asked):
         return found
 
 
+class AskedChat(ChatFields):
+    """A conversation as our own engines read it: of text alone."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
 def known_ids(prompt: Sequence[int], vocabulary: int) -> list[int]:
     """Return a prompt that came as tokens, for a model of so many.
 
@@ -202,7 +208,7 @@ def known_ids(prompt: Sequence[int], vocabulary: int) -> list[int]:
     return list(prompt)
 
 
-OneAsked = TypeVar("OneAsked", AskedCompletion, AskedChat)
+OneAsked = TypeVar("OneAsked", bound=Asked)
 
 
 def asked_completion(body: bytes) -> AskedCompletion:
@@ -211,7 +217,7 @@ def asked_completion(body: bytes) -> AskedCompletion:
     Raises:
         AskedError: what is wrong with which field.
     """
-    return _asked(AskedCompletion.model_validate, body)
+    return asked_by(AskedCompletion.model_validate, body)
 
 
 def asked_chat(body: bytes) -> AskedChat:
@@ -220,32 +226,39 @@ def asked_chat(body: bytes) -> AskedChat:
     Raises:
         AskedError: what is wrong with which field.
     """
-    return _asked(AskedChat.checked, body)
+    return asked_by(AskedChat.checked, body)
 
 
-def _asked(check: Callable[[dict[str, Any]], OneAsked], body: bytes) -> OneAsked:
+def asked_by(
+    check: Callable[[dict[str, Any]], OneAsked],
+    body: bytes,
+    understood: Collection[str] = (),
+) -> OneAsked:
+    """Return the request of a body; ``understood``: fields that are not held to be neutral.
+
+    Raises:
+        AskedError: what is wrong with which field.
+    """
     try:
-        return check(_document(body))
+        return check(_document(body, understood))
     except ValidationError as error:
         raise _field_error(error) from None
 
 
-def _document(body: bytes) -> dict[str, Any]:
+def _document(body: bytes, understood: Collection[str]) -> dict[str, Any]:
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
         raise AskedError(400, "The body is not JSON.", code="invalid_json") from None
     if not isinstance(document, dict):
         raise AskedError(400, "The body is no JSON object.", code="invalid_json")
-    for name, neutral in NEUTRAL.items():
+    strange = {name: values for name, values in NEUTRAL.items() if name not in understood}
+    for name, neutral in strange.items():
         if document.get(name) is not None and document[name] not in neutral:
             message = f"{name} is not supported by this endpoint; leave it out"
             raise AskedError(400, message, param=name, code="unsupported_parameter")
-    return {
-        name: value
-        for name, value in document.items()
-        if name not in NEUTRAL and name not in IGNORED
-    }
+    dropped = {*strange, *IGNORED}
+    return {name: value for name, value in document.items() if name not in dropped}
 
 
 def _field_error(error: ValidationError) -> AskedError:

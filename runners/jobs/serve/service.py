@@ -3,7 +3,7 @@
 import time
 from typing import Any, Literal
 
-from runners.jobs.serve.contract import Ready
+from runners.jobs.serve.contract import Ready, Relay
 from runners.jobs.serve.figures import Figures
 from runners.jobspec import ServeSpec
 
@@ -17,12 +17,12 @@ class Service:
         self.spec = spec
         self.figures = Figures()
         self.state: State = "loading"
-        self.loaded: Ready | None = None
+        self.loaded: Ready | Relay | None = None
         self.asked_at = time.monotonic()
         self._created = int(time.time())
 
     @property
-    def ready(self) -> Ready | None:
+    def ready(self) -> Ready | Relay | None:
         """Return the model while requests are taken."""
         return self.loaded if self.state == "ready" else None
 
@@ -45,7 +45,7 @@ class Service:
             card["max_model_len"] = self.loaded.engine.limits.max_length
         return card
 
-    def open(self, loaded: Ready) -> None:
+    def open(self, loaded: Ready | Relay) -> None:
         """Take requests from now on, unless it was told to stop meanwhile."""
         self.loaded = loaded
         self.touch()

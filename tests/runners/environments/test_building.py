@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import pydantic
 import pytest
 
 from runners.environments.builder import BuildError, ensure
@@ -135,6 +136,26 @@ def test_packages_that_do_not_agree_are_never_published(host_dir, store, wheels)
         ensure(store, store.pins("odd"), print)
 
     assert not store.is_ready(store.pins("odd"))
+
+
+def test_beside_the_agents_packages_it_imports_both_and_may_do_without_some(
+    host_dir, store, wheels
+):
+    make_wheel(wheels, "tiny-whole", "5.0", needs="tiny-lacking")
+    text = PINS.format(probe="tiny_whole pydantic").replace("2.0", "5.0")
+    path = host_dir.path / "environments" / "pins" / "beside.txt"
+    path.write_text(text.replace("# tried", "# beside: main\n# tried"))
+    with pytest.raises(BuildError, match=r"do not agree.*tiny-lacking"):
+        ensure(store, store.pins("beside"), print)
+    path.write_text(text.replace("# tried", "# beside: main\n# without: tiny-lacking\n# tried"))
+
+    ensure(store, store.pins("beside"), print)
+
+    python = store.python(store.pins("beside"))
+    where = "import tiny_whole, pydantic; print(tiny_whole.__file__, pydantic.__file__)"
+    ours, theirs = subprocess.check_output([python, "-I", "-c", where], text=True).split()
+    assert ours.startswith(str(store.folder(store.pins("beside"))))
+    assert theirs == pydantic.__file__
 
 
 def test_what_does_not_import_is_never_published(host_dir, store):

@@ -21,7 +21,7 @@ def test_every_shipped_file_says_what_it_is_for_and_pins_each_package_once(path)
 def test_only_what_was_built_says_so():
     tried = {path.stem for path in SHIPPED_FILES if read_pins(path).is_tried}
 
-    assert tried == {"llamacpp"}
+    assert tried == {"llamacpp", "lm_eval"}
 
 
 def test_a_file_is_read_as_written(tmp_path):
@@ -58,3 +58,16 @@ def test_other_pins_have_another_digest(tmp_path):
     path.write_text(GOOD.replace("one==1.0", "one==1.1"))
 
     assert read_pins(path).digest != before
+
+
+def test_what_stands_beside_the_agents_packages_says_so_and_what_it_does_without(tmp_path):
+    (path := tmp_path / "tiny.txt").write_text(GOOD)
+    before = read_pins(path)
+    path.write_text(GOOD.replace("# tried", "# beside: main\n# without: three four\n# tried"))
+
+    pins = read_pins(path)
+
+    assert (pins.is_beside_main, pins.without) == (True, {"three", "four"})
+    assert before.seen == []
+    assert any("site-packages" in folder for folder in pins.seen)
+    assert pins.digest != before.digest

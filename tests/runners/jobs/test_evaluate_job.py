@@ -41,6 +41,14 @@ def test_the_result_has_every_figure_with_its_interval(compared):
     assert measured["evaluation_tokens"] == 1024
 
 
+def test_the_result_has_what_was_predicted_of_it(compared):
+    weights = compared.measured["peak_memory_bytes"]
+
+    assert compared.measured["duration_seconds"] > 0
+    assert weights > 10 * 2**20  # an interpreter with torch at least
+    assert "tasks_seconds" not in compared.measured
+
+
 def test_a_quantised_model_is_near_its_original_but_diverges_from_it(compared):
     assert 0 < compared.measured["kl_divergence_nats"] < 0.1
     assert 0.8 < compared.measured["top_token_agreement"] <= 1.0

@@ -7,17 +7,16 @@ import pytest
 import torch
 
 from runners.jobs.loading import (
-    MODEL_ROOTS_VARIABLE,
     fresh_model,
     load_folder,
     load_model,
-    model_folder,
     parameter_count,
     quantised_matrices,
     ready,
     require_tokenizer,
     stored_quantisation,
 )
+from runners.jobs.model_folders import MODEL_ROOTS_VARIABLE, model_folder
 from runners.jobs.runtime import BadInputError, MissingModelError
 from runners.jobspec import ArtefactModel, BenchmarkSpec, FolderModel, RandomModel
 from tests.runners.jobs.harness import PROJECT, TINY, TINY_CONFIG

@@ -7,13 +7,13 @@ import sys
 import pytest
 import torch
 
-from runners.jobs.checkpoint import share_progress
 from runners.jobs.events import Emitter, read_events
 from runners.jobs.loading import fresh_model
 from runners.jobs.ranks import ALONE, RankLostError, Ranks, joined_ranks, lost_rank_named
 from runners.jobs.runtime import BadInputError
-from runners.jobs.train import _check_same_text, _check_share
-from runners.jobs.trainer import build_optimizer
+from runners.jobs.train.checkpoint import share_progress
+from runners.jobs.train.job import _check_same_text, _check_share
+from runners.jobs.train.optimizers import build_optimizer
 from runners.jobspec import DataParallel
 from tests.runners.jobs.gang import run_on_ranks
 from tests.runners.jobs.harness import TINY_CONFIG, Finished, Host, tiny_training

@@ -16,6 +16,7 @@ from tests.webapp.conftest import client_of
 from webapp.accounts.models import Membership
 from webapp.accounts.roles import SESSION_KEY
 from webapp.accounts.secrets import secret_store
+from webapp.datasets.models import Dataset
 from webapp.hosts.services import token_create
 from webapp.jobs.models import Artefact
 from webapp.jobs.uploads import folder_of
@@ -71,6 +72,10 @@ RULES = {
     f"{PLAN}/compute/": ACT,
     f"{PLAN}/delete/": ACT,
     "limits/": PAGE,
+    f"{PLAN}/upload/": ACT,
+    "data/": PAGE,
+    "data/upload/": Rule("post", PRACTITIONER),
+    "data/<slug:dataset_id>/delete/": ACT,
     "models/": PAGE,
     "models/new/": Rule("get", PRACTITIONER),
     "models/<slug:model_id>/evaluate/": ACT,
@@ -130,6 +135,7 @@ RULES = {
     "api/v1/hosts/rotate": REPORT,
     f"{ATTEMPT}/claim": REPORT,
     f"{ATTEMPT}/events": REPORT,
+    f"{ATTEMPT}/data/<dataset_id>": Rule("get", HOST),
     f"{ATTEMPT}/artefacts/<name>/<path:path>": Rule("get", HOST),
     "api/v1/jobs/<job_id>/series": OBJECT,
     "api/v1/jobs/<job_id>/events": OBJECT,
@@ -184,6 +190,9 @@ def things(job, team, alice, settings, tmp_path) -> dict[str, str]:
     (folder_of(artefact) / "a").write_bytes(b"{}")
     model = TeamModel.objects.create(team=team, name="Own", source="config", config=demo_config())
     secret = secret_store(team=team, name="HF_TOKEN", value="hf_abcdefgh", by=alice)
+    dataset = Dataset.objects.create(
+        team=team, name="a.jsonl", sha256="0" * 64, size_bytes=2, num_records=2, format="text"
+    )
     token, _ = token_create(team=team, by=None, name="Next")
     return {
         "team": team.pk,
@@ -201,6 +210,8 @@ def things(job, team, alice, settings, tmp_path) -> dict[str, str]:
         "<slug:pool_id>": job.pool_id,
         "<slug:device_id>": job.host.devices.get().pk,
         "<slug:secret_id>": secret.pk,
+        "<slug:dataset_id>": dataset.pk,
+        "<dataset_id>": dataset.pk,
         "<path:model_id>": model.pk,
         "<slug:model_id>": model.pk,
         "<str:name>": "model",

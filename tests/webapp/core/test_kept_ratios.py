@@ -81,6 +81,13 @@ def test_a_ratio_taken_now_says_with_what():
     assert "cores" in found.machine
 
 
+@pytest.mark.parametrize(("load", "said"), [(0.2, False), (3.14, True)])
+def test_a_ratio_that_was_taken_beside_other_work_says_so(load, said):
+    found = KeptRatio.taken_now(Ratio.exact("a / b", 6.0, 3.0, "bytes"), "bench x", load)
+
+    assert found.machine.endswith("shared (load 3.1 before)") is said
+
+
 def test_a_figure_of_a_ratio_is_printed_with_its_interval():
     assert Figure.of(Ratio("a / b", 2.0, 1.5, 2.5, 7, "bytes")).remark == "   1.5 to 2.5, n = 7"
 

@@ -2,10 +2,12 @@
 
 import pytest
 
+from runners.engines import environment_of
+from runners.evaluate_options import EvaluationTasks
 from runners.jobspec import ArtefactModel, CompressSpec, EvaluateSpec, FolderModel, TrainSpec
 from tests.webapp.conftest import client_of, make_job
 from webapp.core.problems import InvalidProblem
-from webapp.jobs.evaluating import evaluation_of, evaluation_submit, left_model
+from webapp.jobs.evaluating import evaluation_of, evaluation_submit, left_model, tasks_of
 from webapp.jobs.models import Event, Job, JobState
 from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
@@ -113,3 +115,44 @@ def test_a_viewer_may_not_press_it_and_sees_no_button(vera, bob, compressed):
 
 def test_for_another_team_the_model_does_not_exist(charlie, compressed):
     assert press(charlie, compressed).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("posted", "tasks"),
+    [
+        ({}, None),
+        ({"tasks": "", "task_folder": "x"}, None),
+        ({"tasks": "held_out", "task_folder": "left over"}, EvaluationTasks()),
+        (
+            {"tasks": "folder", "task_folder": " t ", "task_names": "a, b", "documents": "9"},
+            EvaluationTasks(folder="t", names=("a", "b"), documents=9),
+        ),
+    ],
+)
+def test_the_form_asks_for_tasks(posted, tasks):
+    assert tasks_of(posted) == tasks
+
+
+@pytest.mark.parametrize(
+    ("posted", "message"),
+    [
+        ({"tasks": "folder"}, "“Folder of tasks” is empty"),
+        ({"tasks": "folder", "task_folder": "x" * 1001}, "longer than 1000"),
+        ({"tasks": "held_out", "task_names": "../up"}, "“Names” holds one that no task has"),
+        ({"tasks": "held_out", "documents": "0"}, "“Documents of each” is not a whole number"),
+        ({"tasks": "held_out", "documents": "many"}, "“Documents of each” is not a whole number"),
+    ],
+)
+def test_a_field_that_names_no_tasks_is_refused_by_its_label(posted, message):
+    with pytest.raises(InvalidProblem, match=message):
+        tasks_of(posted)
+
+
+def test_tasks_that_were_asked_for_reach_the_job_and_its_environment(bob, compressed):
+    path = f"/models/{compressed.pk}/evaluate/"
+
+    client_of(bob).post(path, {"tasks": "held_out", "documents": "5"})
+
+    spec = Job.objects.get(kind="evaluate").spec
+    assert spec["tasks"] == {"names": [], "folder": None, "documents": 5}
+    assert environment_of(spec) == "lm_eval"

@@ -118,7 +118,7 @@ def test_a_figure_without_prediction_is_said_to_be_measured(as_alice, finished):
 def test_a_finished_training_offers_to_evaluate_what_it_left(as_alice, finished):
     page = text_of(as_alice, finished)
 
-    assert re.search(r'<form method="post" action="/models/\w+/evaluate/">', page)
+    assert re.search(r'<form method="post" action="/models/\w+/evaluate/"', page)
     assert "Evaluate it" in page
 
 

@@ -15,7 +15,7 @@ from webapp.core.benches.ratios import PROOFS, stored
 from webapp.docs.pages import find_page
 
 ROOT = Path(__file__).parents[3]
-WITHOUT_HEADLINE = {"kv_cache"}  # the review names it and gives no figure
+WITHOUT_HEADLINE = {"kv_cache", "adamw_8bit"}  # the review names it and gives no figure
 EACH = pytest.mark.parametrize("key", sorted(ABILITIES))
 TESTS = {each.test for each in ABILITIES.values()} | {
     proof.test for proofs in PROOFS.values() for proof in proofs

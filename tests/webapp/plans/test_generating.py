@@ -4,7 +4,7 @@ import pytest
 
 from planner.specs.model import ModelSpec
 from planner.specs.strategy import Strategy
-from runners.generate_options import ExpertCache, LayerStreaming
+from runners.generate_options import ExpertCache, LayerStreaming, PolicyOffload
 from runners.jobspec import (
     DemoPrompts,
     FilePrompts,
@@ -189,6 +189,33 @@ def test_a_plan_that_keeps_no_expert_of_each_layer_is_refused_with_the_way_out()
         offload_of(strategy_with(weights_disk=1.0), SPARSE)
 
 
+@pytest.mark.parametrize(
+    ("more", "shares"),
+    [
+        ({}, {"kv_cpu": 0.5, "kv_disk": 0.25}),
+        ({}, {"activations_cpu": 1.0}),
+        ({"micro_batch_size": 4}, {"weights_disk": 0.5}),
+        ({"weight_dtype": "int4", "group_size": 32}, {"weights_cpu": 0.5}),
+        ({"weight_dtype": "int4"}, {"weights_cpu": 0.5}),
+    ],
+)
+def test_a_plan_with_more_than_whole_layers_away_is_followed_as_a_policy(more, shares):
+    strategy = strategy_with(**shares).model_copy(update=more)
+
+    asked = offload_of(strategy, DENSE)
+
+    assert asked == PolicyOffload(
+        **shares,
+        micro_batch_size=more.get("micro_batch_size"),
+        group_size=more.get("group_size", 64),
+    )
+
+
+def test_a_sparse_models_cache_stays_and_that_is_said_by_name():
+    with pytest.raises(DraftProblem, match="cache on disk: of a mixture of experts jobs keep"):
+        offload_of(strategy_with(weights_cpu=0.5, kv_disk=0.5), SPARSE)
+
+
 @pytest.mark.parametrize("more", [{"kv_cpu": 0.5}, {"activations_cpu": 1.0}])
 def test_more_than_weights_off_the_device_is_told_apart(more):
     assert is_weights_only(strategy_with(weights_cpu=0.5))
@@ -199,9 +226,10 @@ def test_more_than_weights_off_the_device_is_told_apart(more):
 def offloaded(monkeypatch):
     """Let the best plan keep half of the weights in host memory, as this dtype."""
 
-    def change(plan, dtype):
+    def change(plan, dtype, **shares):
         answer = current_answer(plan)
-        update = {"weight_dtype": dtype, "offload": strategy_with(weights_cpu=0.5).offload}
+        away = strategy_with(**(shares or {"weights_cpu": 0.5})).offload
+        update = {"weight_dtype": dtype, "offload": away}
         strategy = answer.plans[0].strategy.model_copy(update=update)
         best = answer.plans[0].model_copy(update={"strategy": strategy})
         moved = answer.model_copy(update={"plans": (best,)})
@@ -225,7 +253,29 @@ def test_a_plan_with_weights_in_host_memory_brings_half_of_its_layers_from_there
 def test_quantised_layers_are_not_streamed_and_the_way_out_is_told(pile_plan, offloaded):
     offloaded(pile_plan, "int8")
 
-    with pytest.raises(DraftProblem, match="only fp32, bf16 and fp16 ones are"):
+    with pytest.raises(DraftProblem, match="only fp32, bf16, fp16 and of dense models int4 ones"):
+        launch_of(pile_plan)
+
+
+def test_a_whole_policy_reaches_the_job_and_is_predicted_by_its_own_names(pile_plan, offloaded):
+    shares = {"weights_cpu": 0.5, "kv_disk": 0.25, "activations_cpu": 1.0}
+    offloaded(pile_plan, "int4", **shares)
+
+    launch = launch_of(pile_plan)
+
+    assert launch.spec.offload == PolicyOffload(**shares)
+    assert launch.spec.weight_dtype == "int4"
+    predicted = {name: launch.prediction[name]["value"] for name in shares}
+    assert predicted == shares
+    assert launch.prediction["kv_cpu"]["unit"] == "share"
+    assert {"host_bytes", "offloaded_disk_bytes"} <= set(launch.prediction)
+
+
+def test_a_policy_that_does_not_run_with_the_batches_is_refused_in_words(pile_plan, offloaded):
+    pile_plan.draft["workload"]["generate"]["batching"] = "continuous"
+    offloaded(pile_plan, "bf16", kv_cpu=0.5)
+
+    with pytest.raises(DraftProblem, match=r"offload policy runs with .* batching continuous"):
         launch_of(pile_plan)
 
 

@@ -161,7 +161,9 @@ def test_compressing_layer_by_layer_asks_the_host_for_the_method(demo_plan, trai
         ({"method": "gguf", "bits": 8}, {"gguf_type": "Q8_0"}),
         ({"method": "sparsegpt", "sparsity": "60"}, {"sparsity": 0.6, "pattern": "unstructured"}),
         ({"method": "sparsegpt", "sparsity": "2:4"}, {"pattern": "2:4"}),
-        ({"method": "llm_pruner", "sparsity": "20"}, {"sparsity": 0.2}),
+        ({"method": "llm_pruner", "sparsity": "20"}, {"sparsity": 0.2, "recovery_steps": 0}),
+        ({"method": "llm_pruner", "recovery_steps": 50}, {"recovery_steps": 50}),
+        ({"method": "gptq", "recovery_steps": 50}, {"recovery_steps": 0}),
         ({"method": "llm_pruner", "sparsity": None}, {"sparsity": 0.5}),
         ({"method": "sheared_llama", "sparsity": "20"}, {"sparsity": 0.2}),
     ],
@@ -240,11 +242,11 @@ def test_fine_tuning_by_lora_trains_an_adapter_of_the_asked_rank(demo_plan, trai
     assert "an adapter beside the model's weights" in launch_note(plan)["text"]
 
 
-def test_adapters_over_four_bits_are_refused_with_the_methods_that_run(demo_plan, trained):
+def test_adapters_over_four_bits_reach_the_host(demo_plan, trained):
     plan = with_model(demo_plan, trained, "finetune")
-    plan.draft["workload"]["finetune"]["method"] = "qlora"
+    plan.draft["workload"]["finetune"] |= {"method": "qlora", "sequence_length": 256}
 
-    assert "Choose the method “full” or “LoRA”" in refusal(plan)
+    assert launch_of(plan).spec.lora.base_dtype == "nf4"
 
 
 def test_pre_training_any_other_model_is_refused(demo_plan):
@@ -253,10 +255,11 @@ def test_pre_training_any_other_model_is_refused(demo_plan):
     assert "Only the demo model" in refusal(demo_plan)
 
 
-def test_another_optimiser_is_refused_by_name(demo_plan):
-    demo_plan.draft["workload"]["pretrain"]["optimizer"] = "lion"
+def test_a_fused_optimiser_has_one_micro_batch_a_step(demo_plan):
+    demo_plan.draft["workload"]["pretrain"] |= {"optimizer": "lomo", "global_batch_size": 4}
+    demo_plan.draft["pins"] = {"micro_batch_size": 1}
 
-    assert "lion" in refusal(demo_plan)
+    assert "gradient_accumulation_steps is 4; make it 1" in refusal(demo_plan)
 
 
 def test_hardware_that_is_only_thought_of_is_refused(demo_plan):

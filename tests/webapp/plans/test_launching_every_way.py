@@ -6,6 +6,7 @@ import pytest
 
 from planner.specs.strategy import OffloadSpec
 from runners.jobspec import BenchmarkSpec, CompressSpec, GenerateSpec, TrainSpec
+from runners.jobspec.training_memory import USUAL_LEARNING_RATES
 from tests.webapp.conftest import client_of
 from tests.webapp.plans.conftest import with_model
 from webapp.hosts.models import Host
@@ -112,11 +113,7 @@ def test_what_a_job_is_expected_to_measure_has_interval_and_unit(plan, goal):
     ("goal", "field", "value", "words"),
     [
         ("compress", "method", "autoround", "AutoRound is planned but does not run yet"),
-        ("finetune", "method", "qlora", "Choose the method “full” or “LoRA”"),
-        ("finetune", "optimizer", "lion", "The trainer runs AdamW"),
-        ("finetune", "optimizer", "sgd", "The trainer runs AdamW"),
-        ("finetune", "optimizer", "adafactor", "The trainer runs AdamW"),
-        ("finetune", "optimizer", "adamw_8bit", "The trainer runs AdamW"),
+        ("finetune", "method", "qft", "Choose the method “full”, “LoRA”"),
     ],
 )
 def test_what_is_only_planned_is_refused_with_what_runs(plan, goal, field, value, words):
@@ -126,6 +123,71 @@ def test_what_is_only_planned_is_refused_with_what_runs(plan, goal, field, value
     with pytest.raises(DraftProblem, match=words) as caught:
         launch_of(made)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit", "adafactor", "lion", "sgd"])
+def test_each_optimizer_reaches_the_host_with_its_usual_rate(plan, optimizer):
+    made = plan("finetune", "team")
+    made.draft["workload"]["finetune"]["optimizer"] = optimizer
+
+    spec = launch_of(made).spec
+
+    assert (spec.optimizer, spec.learning_rate) == (optimizer, USUAL_LEARNING_RATES[optimizer])
+
+
+@pytest.mark.parametrize("method", ["lomo", "adalomo"])
+def test_a_fused_method_is_an_optimizer_of_the_job(plan, method):
+    made = plan("finetune", "team")
+    made.draft["workload"]["finetune"] |= {"method": method, "global_batch_size": 1}
+
+    assert launch_of(made).spec.optimizer == method
+
+
+def test_what_waits_elsewhere_and_is_computed_again_reaches_the_host(plan):
+    made = plan("finetune", "team")
+    asked = {"activation_offload": "disk", "optimizer_offload": "disk", "optimizer": "adamw"}
+    made.draft["workload"]["finetune"] |= asked
+    made.draft["pins"] = {"activation_recomputation": "full"}
+
+    spec = launch_of(made).spec
+
+    assert asked.items() <= spec.model_dump().items()
+    assert spec.activation_recomputation == "full"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"method": "alphatuning"}, ("alphatuning", 4)),
+        ({"method": "full", "rounding": "8"}, ("qat", 8)),
+    ],
+)
+def test_integers_reach_the_host(plan, fields, expected):
+    made = plan("finetune", "team")
+    made.draft["workload"]["finetune"] |= fields
+
+    found = launch_of(made).spec.quantized
+
+    assert (found.method, found.bits) == expected
+
+
+def test_growing_lengths_reach_the_host_with_the_plans_tokens(plan):
+    made = plan("pretrain", "demo")
+    asked = {"lengths": "grow", "million_tokens": 0.2, "time_budget_minutes": None}
+    made.draft["workload"]["pretrain"] |= asked | {"sequence_length": 64, "on_spike": "skip"}
+
+    spec = launch_of(made).spec
+
+    assert spec.length_schedule == ((8, 0.25), (16, 0.25), (32, 0.25), (64, 0.25))
+    assert spec.on_spike == "skip"
+
+
+def test_moments_that_are_not_adamws_stay(plan):
+    made = plan("finetune", "team")
+    made.draft["workload"]["finetune"] |= {"optimizer": "lion", "optimizer_offload": "disk"}
+
+    with pytest.raises(DraftProblem, match="the optimizer is lion; choose adamw"):
+        launch_of(made)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16", "int8", "int4"])
@@ -284,63 +346,8 @@ def test_a_kept_plan_is_called_as_asked_or_as_before_or_by_itself(
     assert plan_keep(demo_plan, given).name == expected
 
 
-# The buttons
-
-
-@pytest.mark.parametrize("button", ["launch", "compute", "delete"])
-def test_no_button_is_pressed_by_following_a_link(demo_plan, alice, button):
-    assert client_of(alice).get(f"/plans/{demo_plan.pk}/{button}/").status_code in {404, 405}
-
-
-@pytest.mark.parametrize("button", ["launch", "compute", "delete"])
-def test_no_button_works_on_another_teams_plan(demo_plan, charlie, button):
-    assert client_of(charlie).post(f"/plans/{demo_plan.pk}/{button}/").status_code == 404
-
-
-@pytest.mark.parametrize("button", ["launch", "compute", "delete"])
-def test_a_viewer_presses_no_button(demo_plan, vera, button):
-    assert client_of(vera).post(f"/plans/{demo_plan.pk}/{button}/").status_code == 403
-
-
-@pytest.mark.parametrize("button", ["launch/", "compute/", "delete/", "", "why/"])
-def test_who_is_not_signed_in_is_sent_to_sign_in(demo_plan, client, button):
-    assert client.post(f"/plans/{demo_plan.pk}/{button}").status_code in {302, 404, 405}
-    assert Plan.objects.exists()
-
-
-@pytest.mark.parametrize("key", ["", "x", "k" * 500, "\x00", "'; --"])
-def test_any_key_of_a_launch_is_taken(demo_plan, alice, key):
-    client_of(alice).post(f"/plans/{demo_plan.pk}/launch/", {"go": "launch", "key": key})
-
-    assert Job.objects.count() == 1
-
-
-def test_a_key_that_another_team_used_is_refused_in_words(demo_plan, alice, draft, other_team):
-    Job.objects.filter(pk=draft.pk).update(idempotency_key="same", team=other_team)
-    data = {"go": "launch", "key": "same"}
-
-    page = client_of(alice).post(f"/plans/{demo_plan.pk}/launch/", data, follow=True)
-
-    assert "used before" in page.content.decode()
-    assert Job.objects.count() == 1
-
-
-def test_two_presses_at_the_same_instant_launch_once(demo_plan, alice, monkeypatch):
-    """The second press looked for the key before the first one had stored its job."""
-    job = plan_launch(plan=demo_plan, by=alice, idempotency_key="same")
-    real, calls = Job.objects.filter, []
-
-    def late(**fields):
-        calls.append(fields)
-        return Job.objects.none() if len(calls) == 1 else real(**fields)
-
-    monkeypatch.setattr(Job.objects, "filter", late)
-
-    assert plan_launch(plan=demo_plan, by=alice, idempotency_key="same").pk == job.pk
-
-
-def test_what_leaves_the_device_is_planned_and_not_launched(plan, monkeypatch):
-    made = plan("generate", "catalog")
+def test_what_leaves_the_device_is_planned_and_no_endpoint(plan, monkeypatch):
+    made = plan("serve", "catalog")
     answer = current_answer(made)
     offload = OffloadSpec(weights_cpu=0.5, kv_disk=0.25)
     strategy = answer.plans[0].strategy.model_copy(update={"offload": offload})

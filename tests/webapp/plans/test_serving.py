@@ -1,24 +1,31 @@
 """A serve plan that stays up: what the host is asked, which keys are kept, what is refused."""
 
 import re
-from pathlib import Path
 
 import pytest
+from django.utils.html import escape
 
 from planner.specs.strategy import Strategy
-from runners.endpoint_spec import key_hash
+from runners.endpoint_spec import ON_GPUS, key_hash
 from runners.engines import ENGINES
+from runners.facts import GpuFacts
 from runners.jobspec import ArtefactModel, ServeSpec
+from runners.jobspec.engine import LEAST_MEMORY_RATIO, MOST_MEMORY_RATIO
 from tests.webapp.conftest import client_of
 from tests.webapp.plans.conftest import with_model
 from webapp.accounts.models import Team
 from webapp.core.problems import InvalidProblem
+from webapp.hosts.models import Host
 from webapp.jobs.endpoints import playground_key
 from webapp.jobs.models import Artefact, Attempt, Job
+from webapp.plans.engines import options_of
 from webapp.plans.errors import DraftProblem
 from webapp.plans.launching import launch_note, launch_of, plan_launch
 from webapp.plans.options import check_serving
+from webapp.plans.planning import plan_compute
 from webapp.plans.serving import EndpointWish, adapters_of, endpoint_wish_of, served_name
+from webapp.plans.sharing import Spread
+from webapp.plans.wishes import wish_of
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 WISH = EndpointWish(("a" * 64,), 90.0)
@@ -97,6 +104,29 @@ def test_an_endpoint_takes_the_adapters_that_were_trained_on_its_model(plan, ada
     assert [each.name for each in spec.adapters] == [name]
     assert spec.adapters[0].adapter.attempt_id == adapter.attempt_id
     assert launch_of(plan, WISH).spec.adapters == ()
+
+
+@pytest.mark.parametrize("choice", ["all", "one"])
+def test_a_generation_takes_one_adapter_or_all_of_them(plan, adapter, alice, choice):
+    plan.draft["goal"]["goal"] = "generate"
+    plan.save()
+    (known,) = adapters_of(plan.team, TRAINED)
+    chosen = known.name if choice == "one" else choice
+
+    page = client_of(alice).get(f"/plans/{plan.pk}/edit/review/").content.decode()
+    job = plan_launch(plan=plan, by=alice, wish=wish_of({"adapter": chosen}))
+
+    assert f'<option value="{known.name}">' in page
+    assert job.spec["adapters"] == [known.model_dump(mode="json")]
+    assert launch_of(plan).spec.adapters == ()
+
+
+def test_an_adapter_that_nobody_trained_is_refused_by_name(plan, adapter):
+    plan.draft["goal"]["goal"] = "generate"
+    plan.save()
+
+    with pytest.raises(DraftProblem, match="No adapter other was trained on this model"):
+        launch_of(plan, adapter="other")
 
 
 def test_adapters_of_another_team_or_base_are_never_offered(plan, adapter, trained):
@@ -205,15 +235,84 @@ def test_llama_cpp_gets_a_place_of_the_plans_length_for_each_of_its_requests(pla
 
 
 def test_an_engine_that_there_is_not_is_refused_with_those_there_are():
-    with pytest.raises(InvalidProblem, match="“Engine” is vllm; choose slipway or llamacpp"):
-        endpoint_wish_of({"engine": "vllm"}, ())
+    with pytest.raises(InvalidProblem, match="“Engine” is other; choose slipway or llamacpp or"):
+        endpoint_wish_of({"engine": "other"}, ())
 
 
-def test_the_page_offers_every_engine_in_its_words():
-    page = Path("templates/wizard/review.html").read_text()
+def with_gpus(host: Host, count: int) -> Host:
+    """Give a host GPUs as its agent reports them."""
+    gpu = GpuFacts(index=0, uuid="GPU-0", name="NVIDIA A100-SXM4-80GB", memory_bytes=80 * 2**30)
+    gpus = [gpu.model_copy(update={"index": at, "uuid": f"GPU-{at}"}) for at in range(count)]
+    host.facts["gpus"] = [each.model_dump(mode="json") for each in gpus]
+    host.save()
+    return host
+
+
+@pytest.fixture
+def gpu_plan(plan, host, alice):
+    with_gpus(host, 2)
+    plan_compute(plan)
+    return plan
+
+
+def test_an_engine_on_gpus_is_offered_where_the_host_has_some(plan, host, alice):
+    url = f"/plans/{plan.pk}/edit/review/"
+    without = client_of(alice).get(url).content.decode()
+    with_gpus(host, 1)
+    plan_compute(plan)
+
+    found = client_of(alice).get(url).content.decode()
 
     for name, engine in ENGINES.items():
-        assert f'<option value="{name}">{engine.words}</option>' in page
+        option = f'<option value="{name}">{escape(engine.words)}</option>'
+        assert (option in without) is (name not in ON_GPUS)
+        assert option in found
+
+
+def test_an_engine_on_gpus_is_refused_by_name_on_a_host_without_one(plan, host):
+    with pytest.raises(DraftProblem, match=f"vllm, which runs on NVIDIA GPUs, and {host.name}"):
+        launch_of(plan, EndpointWish(engine="vllm"))
+
+
+def test_vllm_gets_the_plans_layout_limits_and_share_of_memory(gpu_plan):
+    launch = launch_of(gpu_plan, EndpointWish(engine="vllm"))
+
+    options, best = launch.spec.engine_options, launch.best
+    assert launch.spread == Spread(1, options.num_devices)
+    assert options.tensor_parallel_size == (best.strategy.tensor_parallel_size or 1)
+    assert LEAST_MEMORY_RATIO <= options.memory_ratio <= MOST_MEMORY_RATIO
+    assert launch.spec.max_concurrency == 4
+
+
+def test_a_plan_divided_over_gpus_is_offered_as_an_endpoint_alone(gpu_plan, alice):
+    gpu_plan.draft["pins"] = {"tensor_parallel_size": 2}
+    gpu_plan.save()
+    plan_compute(gpu_plan)
+
+    page = client_of(alice).get(f"/plans/{gpu_plan.pk}/edit/review/").content.decode()
+    launch = launch_of(gpu_plan, EndpointWish(engine="vllm"))
+
+    assert re.findall(r'<option value="(slipway|llamacpp|vllm)">', page) == ["vllm"]
+    assert "Measure it" not in page
+    assert launch.spec.engine_options.tensor_parallel_size == 2
+    assert launch.spread == Spread(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        ({"disaggregated": {"prefill_devices": 1, "decode_devices": 1}}, "not started here"),
+        ({"speculative": {"draft_model": "small"}}, "no folder of the host"),
+        ({"context_parallel_size": 2}, "Pin context parallel to 1"),
+        ({"kv_cache_dtype": "int4"}, "fp8, not in int4"),
+    ],
+)
+def test_what_an_engine_is_not_started_with_is_refused_by_name(gpu_plan, strategy, words):
+    best = launch_of(gpu_plan, EndpointWish(engine="vllm")).best
+    changed = best.model_copy(update={"strategy": Strategy.model_validate(strategy)})
+
+    with pytest.raises(DraftProblem, match=words):
+        options_of(changed)
 
 
 def test_llama_cpp_with_adapters_is_refused_by_name():

@@ -108,11 +108,40 @@ def test_what_is_no_training_runs_on_one_host_of_the_pool(make_plan, alice):
     assert (job.num_hosts, job.requested_host) == (1, None)
 
 
-def test_a_plan_that_splits_the_model_is_refused_by_name(make_plan):
-    note = launch_note(make_plan(pins={"pipeline_parallel_size": 2}))
+@pytest.mark.parametrize("pin", ["pipeline_parallel_size", "tensor_parallel_size"])
+def test_a_training_divides_the_model_over_the_hosts_as_it_was_pinned(make_plan, alice, pin):
+    job = plan_launch(plan=make_plan(pins={pin: 2}, on_lost_rank="shrink"), by=alice)
 
-    assert note["can"] == ""
-    assert "pipeline parallel, which jobs do not run yet" in note["text"]
+    assert job.spec["layout"][pin] == 2
+    assert job.spec["parallel"]["on_lost_rank"] == "stop"  # its ranks hold parts
+    assert (job.num_hosts, job.devices_per_host) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "spread"),
+    [
+        ({"tensor_parallel_size": 4}, (1, 4)),
+        ({"tensor_parallel_size": 4, "pipeline_parallel_size": 2}, (2, 4)),
+        ({"data_parallel_size": 2, "zero_stage": 3}, (1, 2)),
+    ],
+)
+def test_the_ranks_of_a_divided_training_fill_hosts(make_plan, sizes, spread):
+    best = launch_of(make_plan()).best
+    strategy = Strategy(**sizes)
+    cluster = best.cluster.model_copy(update={"devices_per_node": 4})
+    best = best.model_copy(update={"strategy": strategy, "cluster": cluster})
+
+    assert sharing.spread_of(best, "pretrain") == sharing.Spread(*spread)
+
+
+def test_a_training_whose_ranks_do_not_fill_their_hosts_is_refused_by_name(make_plan):
+    best = launch_of(make_plan()).best
+    strategy = Strategy(tensor_parallel_size=2, pipeline_parallel_size=3)
+    cluster = best.cluster.model_copy(update={"devices_per_node": 4})
+    best = best.model_copy(update={"strategy": strategy, "cluster": cluster})
+
+    with pytest.raises(DraftProblem, match="6 ranks do not fill hosts of 4 devices"):
+        sharing.spread_of(best, "pretrain")
 
 
 def in_a_folder(plan):

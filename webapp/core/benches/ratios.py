@@ -18,6 +18,7 @@ _ADAPTER = (
     "tests/runners/jobs/test_tuning_bench.py::"
     "test_an_adapter_trains_and_holds_far_less_than_the_whole_model"
 )
+_FITTING = "tests/runners/jobs/test_tuning_bench.py::test_what_makes_training_fit_holds_less"
 
 
 class Proof(NamedTuple):
@@ -155,6 +156,31 @@ PROOFS: dict[str, tuple[Proof, ...]] = {
             "the optimiser holds states of the adapter alone",
             _ADAPTER,
         ),
+    ),
+    "lomo": (
+        Proof(
+            "AdamW / LOMO peak of a step",
+            "weights, gradients, states and activations together take less",
+            _FITTING,
+        ),
+    ),
+    "adamw_8bit": (
+        Proof("AdamW / AdamW 8-bit states", "about a quarter of the bytes of moments", _FITTING),
+    ),
+    "gradient_checkpointing": (
+        Proof(
+            "kept / full recomputation's activations",
+            "activations halved or better, where layers keep more than the loss",
+            _FITTING,
+        ),
+        Proof(
+            "kept / selective recomputation's activations",
+            "less is held although no product is computed again",
+            _FITTING,
+        ),
+    ),
+    "swapadvisor": (
+        Proof("kept / swapped activations", "what waits on disk is not in memory", _FITTING),
     ),
     "zero_inference": (
         _proof(

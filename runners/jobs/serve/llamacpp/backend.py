@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from runners.jobs.runtime import BadInputError, Job, MissingModelError
-from runners.jobs.serve.contract import EngineLostError, Limits, TemplateRefusedError, Wish
+from runners.jobs.serve.contract import Limits, TemplateRefusedError, Wish
 from runners.jobs.serve.endpoint import Took, serve
 from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.lengths import check_room, longest_request
@@ -28,16 +28,7 @@ def prepare() -> None:
 
 def work(job: Job) -> None:
     """Run one endpoint attempt."""
-    try:
-        serve(job, LlamaBackend())
-    except EngineLostError as error:
-        raise LostError(str(error)) from error
-
-
-class LostError(BadInputError):
-    """The engine ended more often than it is started again."""
-
-    prefix = "ENGINE_LOST"
+    serve(job, LlamaBackend())
 
 
 class LlamaReady:

@@ -5,7 +5,6 @@ Everything but ``run`` and ``wait_until_idle`` happens in the door's own loop.
 
 import asyncio
 import json
-import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 
@@ -13,7 +12,6 @@ import httpx
 
 from runners.jobs.serve.contract import (
     EngineEndedError,
-    EngineLostError,
     Limits,
     Pending,
     QueueFullError,
@@ -22,6 +20,7 @@ from runners.jobs.serve.contract import (
 from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.llamacpp.answers import Answer, Event, asked_of
 from runners.jobs.serve.llamacpp.process import EngineProcess
+from runners.jobs.serve.own_writer import OwnWriter
 
 CONNECT_SECONDS = 10.0
 # A connection for each request: those that are kept alive were seen to be dropped in between.
@@ -29,11 +28,11 @@ CONNECTIONS = httpx.Limits(max_keepalive_connections=0)
 DATA = "data: "
 
 
-class LlamaWriter:
+class LlamaWriter(OwnWriter):
     """One life of the engine, who is being answered and who waits."""
 
     def __init__(self, process: EngineProcess, limits: Limits, figures: Figures) -> None:
-        self.limits = limits
+        super().__init__(process, limits)
         self.process = process
         self.texts: dict[int, str] = {}
         self._figures = figures
@@ -41,8 +40,6 @@ class LlamaWriter:
         self._tasks: dict[Answer, asyncio.Task[None]] = {}
         self._running: set[Answer] = set()
         self._signed_at = 0.0  # when a token came last, or somebody began
-        self._is_closed = False
-        self._changed = threading.Condition()
         self.client = httpx.AsyncClient(
             base_url=process.address,
             headers={"Authorization": f"Bearer {process.key}"},
@@ -68,7 +65,7 @@ class LlamaWriter:
             QueueFullError: too many wait already.
             EngineEndedError: it has ended, by a fault or because it was told to.
         """
-        if self._is_closed:
+        if self.is_closed:
             raise EngineEndedError
         most = self.limits.max_concurrency + self.limits.queue_limit
         if len(self._tasks) + len(wishes) > most:
@@ -86,16 +83,6 @@ class LlamaWriter:
                 answer.is_cancelled = True
                 task.cancel()
 
-    def wait_until_idle(self, timeout_seconds: float) -> bool:
-        """Wait until nobody is answered and nobody waits; return whether it came to that."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self.is_idle, timeout_seconds)
-
-    def close(self) -> None:
-        """End the engine; whoever is still being answered hears of it."""
-        self._is_closed = True
-        self.process.kill()
-
     def run(self) -> None:
         """Wait until the engine ends.
 
@@ -103,9 +90,7 @@ class LlamaWriter:
             EngineLostError: nobody told it to.
         """
         self.process.wait()
-        if not self._is_closed:
-            self._is_closed = True
-            raise EngineLostError(f"llama.cpp {self.process.how()}")
+        self.ended()
 
     # One answer
 
@@ -148,9 +133,9 @@ class LlamaWriter:
         if answer.is_cancelled:
             self._figures.count("cancelled")
         self._running.discard(answer)
-        with self._changed:
+        with self.changed:
             self._tasks.pop(answer, None)
-            self._changed.notify_all()
+            self.changed.notify_all()
         self._count(0)
 
     def _count(self, tokens: int) -> None:

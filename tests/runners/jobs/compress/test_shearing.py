@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from runners.jobs.compress.job import work
 from runners.jobs.compress.masks import Masks, masked
-from runners.jobs.compress.shearing import cut, learn, shape_of
+from runners.jobs.compress.shear_progress import Progress
+from runners.jobs.compress.shearing import Recovery, cut, learn, recover, shape_of
 from runners.jobs.corpus import Document
 from runners.jobs.domains import Domains, domain_of
 from runners.jobs.runtime import BadInputError
@@ -29,6 +30,7 @@ SMALL = LlamaConfig(
     tie_word_embeddings=False,
 )
 FULL, PART = Shape(2, 32, 2, 64), Shape(1, 16, 1, 32)
+REFERENCE = {"code": 3.0, "prose": 2.5}
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +52,15 @@ def ids():
     return torch.randint(0, 128, (2, 24), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.fixture
-def domains():
+def random_domains() -> Domains:
     generator = np.random.default_rng(7)
     texts = {"code": generator.integers(0, 64, 4000), "prose": generator.integers(64, 128, 2000)}
     return Domains({name: each.astype(np.int32) for name, each in texts.items()}, 24, 5)
+
+
+@pytest.fixture
+def domains():
+    return random_domains()
 
 
 def test_the_folder_is_a_model_of_the_target_shape(finished):
@@ -185,3 +191,50 @@ def test_a_share_is_taken_evenly_from_every_dimension():
 def test_a_target_that_is_no_pruning_is_refused(make_job, trained_model, fields, words):
     with pytest.raises(BadInputError, match=words):
         work(make_job(CompressSpec(model=trained_model, method="sheared_llama", **fields)))
+
+
+class KilledError(Exception):
+    """Stands for a kill between two steps."""
+
+
+def sheared(tmp_path, *, killed_at: tuple[int, ...] = ()):
+    """Prune and recover a fresh model, killed after some steps, and return its weights."""
+    shear, pruned = Shear(mask_steps=4, recovery_steps=4), {"code": 5.0, "prose": 5.0}
+    kills = list(killed_at)
+    while True:
+        made = []
+
+        def step(at, kills=kills, made=made):
+            made.append(at)
+            if kills and len(made) == kills[0]:
+                kills.pop(0)
+                raise KilledError
+
+        torch.manual_seed(3)
+        own = LlamaConfig(**SMALL.to_dict())  # it is cut with the model
+        model, texts = LlamaForCausalLM(own).eval(), random_domains()
+        progress = Progress(tmp_path, every_seconds=0.0)
+        try:
+            masks = learn(model, texts, PART, shear, step, progress)
+            cut(model, masks.kept(PART), PART)
+            found = progress.document.get("pruned") or pruned
+            recover(model, texts, Recovery(masks, REFERENCE, found, progress), shear, step)
+        except KilledError:
+            continue
+        return model, texts.weights
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("killed_at", [(3,), (6,), (2, 4, 3)])
+def test_a_killed_pruning_makes_the_steps_that_an_unbroken_one_makes(tmp_path, killed_at):
+    whole, weights = sheared(tmp_path / "whole")
+
+    again, resumed_weights = sheared(tmp_path / "killed", killed_at=killed_at)
+
+    assert resumed_weights == weights
+    for (name, ours), theirs in zip(again.named_parameters(), whole.parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+
+
+def test_a_finished_pruning_leaves_no_checkpoint(finished):
+    assert not list((finished.folder / "checkpoint").glob("*"))

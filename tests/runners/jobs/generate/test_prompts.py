@@ -29,7 +29,7 @@ def read(make_job, host):
 
 
 def test_a_text_file_holds_a_prompt_a_line(read):
-    assert read(b"one\n\n  two\n") == [("1", "one"), ("3", "  two")]
+    assert [each[:2] for each in read(b"one\n\n  two\n")] == [("1", "one"), ("3", "  two")]
 
 
 def test_json_lines_hold_a_prompt_and_a_name(read):
@@ -37,7 +37,7 @@ def test_json_lines_hold_a_prompt_and_a_name(read):
 
     found = read("\n".join(map(json.dumps, lines)).encode(), "pile.jsonl")
 
-    assert found == [("x", "a\nb"), ("2", "c")]
+    assert [each[:2] for each in found] == [("x", "a\nb"), ("2", "c")]
 
 
 def test_a_file_that_is_missing_is_said_so_by_its_name(read):
@@ -94,7 +94,7 @@ def test_a_short_list_is_taken_as_it_stands(make_job):
 
     found = read_texts(make_job(GenerateSpec(model=TINY, prompts=asked)), asked)
 
-    assert found == [("1", "a"), ("2", "b")]
+    assert [each[:2] for each in found] == [("1", "a"), ("2", "b")]
 
 
 def test_a_prompt_beyond_the_models_positions_is_refused_with_the_numbers():

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 from openai import OpenAI
 
 from runners.jobs.events import read_events
@@ -18,6 +19,7 @@ from tests.runners.jobs.harness import Finished, Host
 
 PATIENCE_SECONDS = 200.0
 KEY = "sk-of-the-tests"
+PROMPT = "import os\n"
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
@@ -88,3 +90,15 @@ def serving(host: Host, name: str, spec: ServeSpec, key: str = "") -> Iterator[E
             endpoint.process.send_signal(signal.SIGKILL)
         if not endpoint.process.stderr.closed:
             endpoint.process.communicate()
+
+
+def complete(client: OpenAI, prompt: Any = PROMPT, **changes: Any) -> Any:
+    """Return the answer to a prompt, greedy and short unless told otherwise."""
+    asked = {"model": "model", "prompt": prompt, "max_tokens": 12, "temperature": 0}
+    return client.completions.create(**{**asked, **changes})
+
+
+def engine_of(endpoint: Endpoint) -> psutil.Process:
+    """Return the process of the engine behind an endpoint."""
+    (child,) = psutil.Process(endpoint.process.pid).children()
+    return child

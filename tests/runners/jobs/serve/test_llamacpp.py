@@ -18,10 +18,16 @@ from runners.jobspec import FolderModel, ServeSpec
 from runners.reasons import Reason
 from runners.supervision.classify import Ending, classify
 from tests.runners.jobs.serve.gguf import build_environment, write_model
-from tests.runners.jobs.serve.serving import KEY, Endpoint, serving, until
+from tests.runners.jobs.serve.serving import (
+    KEY,
+    PROMPT,
+    complete,
+    engine_of,
+    serving,
+    until,
+)
 
 pytestmark = pytest.mark.slow
-PROMPT = "import os\n"
 
 
 @pytest.fixture(scope="module")
@@ -47,17 +53,6 @@ def llama(host, spec):
 @pytest.fixture(scope="module")
 def client(llama) -> openai.OpenAI:
     return llama.client()
-
-
-def complete(client, prompt=PROMPT, **changes):
-    asked = {"model": "model", "prompt": prompt, "max_tokens": 12, "temperature": 0}
-    return client.completions.create(**{**asked, **changes})
-
-
-def engine_of(endpoint: Endpoint) -> psutil.Process:
-    """Return the process of llama.cpp behind an endpoint."""
-    (child,) = psutil.Process(endpoint.process.pid).children()
-    return child
 
 
 def outcome(client) -> str:

@@ -1,6 +1,7 @@
 """Measure what the house promises about speed, as seconds and as ratios of one run."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -120,10 +121,17 @@ def adapters() -> Iterator[Figure]:
     yield from _of_module("runners.jobs.serve.bench")
 
 
+def offload() -> Iterator[Figure]:
+    """Measure the planner's policy against accelerate's map under one cap of the kernel's."""
+    yield from _of_module("runners.jobs.offload_bench")
+
+
 def _of_module(name: str) -> Iterator[Figure]:
     """Yield the rows that a bench with torch prints, in a process of its own."""
     module = [sys.executable, "-m", name]
-    found = subprocess.run(module, cwd=site.ROOT, check=True, capture_output=True, text=True)
+    found = subprocess.run(module, cwd=site.ROOT, check=False, stdout=subprocess.PIPE, text=True)
+    if found.returncode:
+        raise CommandError(f"python -m {name} ended with {found.returncode}: see above")
     yield from (Figure.of(Ratio(*json.loads(line))) for line in found.stdout.splitlines())
 
 
@@ -152,6 +160,7 @@ BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "weights": weights,
     "tune": tuning,
     "adapters": adapters,
+    "offload": offload,
     "compress": compress,
 }
 
@@ -187,13 +196,14 @@ class Command(BaseCommand):
         if options["peers"] and options["name"] not in {None, "planner"}:
             raise CommandError(f"--peers belongs to `bench planner`, not to {options['name']}")
         names = [options["name"]] if options["name"] else list(BENCHES)
+        load, *_ = os.getloadavg()
         figures = []
         for name in names:
             is_table = options["keep"] and name == "compress"
             found = list(compress(is_kept=True) if is_table else BENCHES[name]())
             figures += found
             if options["keep"]:
-                _keep(name, found)
+                _keep(name, found, load)
         others = list(answers(options["peers"].resolve())) if options["peers"] else []
         figures += [Figure(*row) for answer in others for row in rows(answer)]
         silent = [answer for answer in others if answer.reason]
@@ -208,10 +218,10 @@ class Command(BaseCommand):
             self.stdout.write(f"{answer.name}: {answer.reason}")
 
 
-def _keep(name: str, figures: list[Figure]) -> None:
-    """Keep a bench's ratios in the place of its earlier ones."""
+def _keep(name: str, figures: list[Figure], load: float) -> None:
+    """Keep a bench's ratios in the place of its earlier ones; ``load`` was there before it."""
     command = f"manage.py bench {name} --keep"
-    keep(KeptRatio.taken_now(each.ratio, command) for each in figures if each.ratio)
+    keep(KeptRatio.taken_now(each.ratio, command, load) for each in figures if each.ratio)
 
 
 def _document(figures: list[Figure], silent: list[Answer]) -> list[dict[str, Any]]:

@@ -1,0 +1,312 @@
+"""The records of a training file: text, chats, instructions, prompts with completions.
+
+One file holds one format, which its first record decides where none is stated. Standard library
+only: the server checks an upload with what the host reads it by.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Any, BinaryIO, Literal, NamedTuple, get_args
+
+SUFFIXES = (".jsonl", ".txt")
+Format = Literal["text", "chat", "instruction", "completion"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+FIELDS: Mapping[Format, tuple[str, ...]] = {  # in the order in which they are looked for
+    "chat": ("messages",),
+    "instruction": ("instruction", "output"),
+    "completion": ("prompt", "completion"),
+    "text": ("text",),
+}
+ROLES = ("system", "user", "assistant")
+MAX_LINE_BYTES = 4 * 1024**2
+MAX_RECORDS = 2_000_000
+MAX_DOCUMENT_CHARACTERS = 1024**2  # of a .txt file: a longer one goes on as another
+MIN_DOCUMENT_CHARACTERS = 2000  # paragraphs of a .txt file are gathered up to that
+SHOWN_CHARACTERS = 80
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class DataError(ValueError):
+    """A file, or a record of it, that nothing can be learnt from as it is."""
+
+
+class Turn(NamedTuple):
+    """What one side of a conversation says."""
+
+    role: str
+    content: str
+
+
+class TextSample(NamedTuple):
+    """Text, all of which is learnt."""
+
+    text: str
+
+
+class CompletionSample(NamedTuple):
+    """A prompt, and what is learnt to follow it, word for word."""
+
+    prompt: str
+    completion: str
+
+
+class ChatSample(NamedTuple):
+    """A conversation, of which the assistant's turns are learnt."""
+
+    turns: tuple[Turn, ...]
+
+
+Sample = TextSample | CompletionSample | ChatSample
+
+
+class Record(NamedTuple):
+    """One sample with the line that it begins in, counted from 1."""
+
+    line: int
+    sample: Sample
+
+
+def suffix_of(name: str) -> str:
+    """Return how a file of training data is read, by its name.
+
+    Raises:
+        DataError: files of this kind are not read.
+    """
+    suffix = PurePosixPath(name).suffix.lower()
+    if suffix == ".parquet":
+        raise DataError(
+            f"{name}: Parquet needs pyarrow, which is not part of this installation; save the "
+            "table as JSON lines (.jsonl)"
+        )
+    if suffix not in SUFFIXES:
+        raise DataError(
+            f"{name}: files of training data end in {' or '.join(SUFFIXES)}, not "
+            f"{suffix or 'in nothing'!r}"
+        )
+    return suffix
+
+
+def digest_of(sample: Sample) -> bytes:
+    """Return the SHA-256 of what a sample says: equal records have equal ones."""
+    return hashlib.sha256(json.dumps(sample).encode()).digest()
+
+
+def num_characters(sample: Sample) -> int:
+    """Return how long a sample is."""
+    if isinstance(sample, ChatSample):
+        return sum(len(turn.content) for turn in sample.turns)
+    return sum(map(len, sample))
+
+
+class Reader:
+    """Reads the records of one file, one at a time."""
+
+    def __init__(self, name: str, stated: Format | None = None) -> None:
+        """Read a file called ``name``; its first record tells the format unless it is stated.
+
+        Raises:
+            DataError: files of this kind are not read.
+        """
+        self.name = name
+        self.suffix = suffix_of(name)
+        self.format: Format | None = "text" if self.suffix == ".txt" else stated
+        self.num_empty = 0
+        if self.suffix == ".txt" and stated not in {None, "text"}:
+            raise DataError(f"{name}: a .txt file is plain text; {stated} needs JSON lines")
+
+    def records(self, file: BinaryIO) -> Iterator[Record]:
+        """Yield the records that say something; ``num_empty`` counts the others.
+
+        Raises:
+            DataError: at the first that cannot be read, with its line and the reason.
+        """
+        count = 0
+        for number, raw in self.pieces(file):
+            if (sample := self.sample(number, raw)) is None:
+                continue
+            count += 1
+            if count > MAX_RECORDS:
+                raise DataError(f"{self.name} has more than {MAX_RECORDS:,} records; divide it")
+            yield Record(number, sample)
+
+    def pieces(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+        """Yield what holds one record each, with its first line: lines, or parts of a text.
+
+        Raises:
+            DataError: a line is too long to be read at once.
+        """
+        if self.suffix == ".txt":
+            yield from self._documents(file)
+        else:
+            yield from self._lines(file)
+
+    def sample(self, line: int, raw: bytes) -> Sample | None:
+        """Return what a record says, None for one that says nothing.
+
+        Raises:
+            DataError: it cannot be read; with line, reason and the first characters.
+        """
+        text = self._text(line, raw)
+        if self.suffix == ".txt":
+            found: Sample | None = TextSample(text) if text.strip() else None
+        else:
+            found = self._parsed(line, text.strip())
+        self.num_empty += found is None
+        return found
+
+    # Lines
+
+    def _lines(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+        number = 0
+        while line := file.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            if len(line) > MAX_LINE_BYTES:
+                raise DataError(
+                    f"{self.name}: line {number} is longer than {MAX_LINE_BYTES // 1024**2} MiB; "
+                    "divide it into several records"
+                )
+            line = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
+            if line.strip():
+                yield number, line
+            elif self.suffix == ".txt":
+                yield number, b""
+
+    def _documents(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+        """Yield parts of a text: whole paragraphs, as many as make a document."""
+        held: list[bytes] = []
+        size = begin = 0
+        for number, line in self._lines(file):
+            begin = number if not held else begin
+            held.append(line or b"\n")
+            size += len(line)
+            is_enough = not line and size >= MIN_DOCUMENT_CHARACTERS
+            if is_enough or size >= MAX_DOCUMENT_CHARACTERS:
+                yield begin, b"".join(held)
+                held, size = [], 0
+        if size:
+            yield begin, b"".join(held)
+
+    def _text(self, line: int, raw: bytes) -> str:
+        try:
+            text = raw.decode()
+        except UnicodeDecodeError as error:
+            raise self._error(
+                line, f"byte {error.start + 1} is no UTF-8; save the file as UTF-8", raw
+            ) from None
+        if "\0" in text:
+            raise self._error(line, "it holds a null character, which no text has", raw)
+        return text
+
+    # JSON
+
+    def _parsed(self, line: int, text: str) -> Sample | None:
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            why = str(error).partition(": line")[0].removesuffix(" at")
+            raise self._error(line, f"it is no JSON ({why})", text) from None
+        if not isinstance(document, dict):
+            raise self._error(line, "it is no JSON object; write one in braces a line", text)
+        if self.format is None:
+            self.format = self._format_of(line, document, text)
+        try:
+            return _READERS[self.format](document)
+        except DataError as error:
+            raise self._error(line, str(error), text) from None
+
+    def _format_of(self, line: int, document: Mapping[str, Any], text: str) -> Format:
+        for each, fields in FIELDS.items():
+            if all(field in document for field in fields):
+                return each
+        found = ", ".join(sorted(map(str, document))[:8]) or "none"
+        raise self._error(line, f"{_wanted()}; its fields are {found[:200]}", text)
+
+    def _error(self, line: int, reason: str, raw: bytes | str) -> DataError:
+        text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
+        shown = json.dumps(text.strip()[:SHOWN_CHARACTERS], ensure_ascii=False)
+        return DataError(f"{self.name}: line {line}: {reason}. It begins {shown}")
+
+
+def _wanted() -> str:
+    listed = "; ".join(f"{each}: {', '.join(fields)}" for each, fields in FIELDS.items())
+    return f"it has the fields of no known format ({listed})"
+
+
+def _string(document: Mapping[str, Any], name: str, *, is_needed: bool = True) -> str:
+    value = document.get(name, None if is_needed else "")
+    if value is None and not is_needed:
+        return ""
+    if not isinstance(value, str):
+        found = "missing" if name not in document else f"no text but {type(value).__name__}"
+        listed = ", ".join(sorted(map(str, document))[:8]) or "none"
+        raise DataError(f"“{name}” is {found}; its fields are {listed[:200]}")
+    return storable(value, name)
+
+
+def storable(text: str, name: str) -> str:
+    """Return a text that every tokenizer takes.
+
+    Raises:
+        DataError: it holds a null character or half of a pair, which JSON can write.
+    """
+    if "\0" in text:
+        raise DataError(f"“{name}” holds a null character, which no text has")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"“{name}” holds half of a surrogate pair at character {error.start + 1}"
+        ) from None
+    return text
+
+
+def _text(document: Mapping[str, Any]) -> TextSample | None:
+    text = _string(document, "text")
+    return TextSample(text) if text.strip() else None
+
+
+def _completion(document: Mapping[str, Any]) -> CompletionSample | None:
+    prompt, completion = _string(document, "prompt"), _string(document, "completion")
+    return CompletionSample(prompt, completion) if completion.strip() else None
+
+
+def _instruction(document: Mapping[str, Any]) -> ChatSample | None:
+    asked = [_string(document, "instruction"), _string(document, "input", is_needed=False)]
+    answer = _string(document, "output")
+    if not answer.strip():
+        return None
+    question = "\n\n".join(part for part in asked if part.strip())
+    return ChatSample((Turn("user", question), Turn("assistant", answer)))
+
+
+def _chat(document: Mapping[str, Any]) -> ChatSample | None:
+    messages = document.get("messages")
+    if not isinstance(messages, list):
+        raise DataError("“messages” is no list of messages with “role” and “content”")
+    turns = tuple(_turn(number, each) for number, each in enumerate(messages, 1))
+    if not turns:
+        return None
+    if not any(turn.role == "assistant" for turn in turns):
+        raise DataError("no message has the role assistant, so there is nothing to learn")
+    return ChatSample(turns)
+
+
+def _turn(number: int, message: object) -> Turn:
+    if not isinstance(message, dict):
+        raise DataError(f"message {number} is no object with “role” and “content”")
+    role = message.get("role")
+    if role not in ROLES:
+        raise DataError(
+            f"message {number} has the role {str(role)[:40]!r}; known are {', '.join(ROLES)}"
+        )
+    return Turn(str(role), _string(message, "content"))
+
+
+_READERS = {
+    "text": _text,
+    "completion": _completion,
+    "instruction": _instruction,
+    "chat": _chat,
+}

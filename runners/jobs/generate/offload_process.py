@@ -1,0 +1,93 @@
+"""A way of the bench as a process of its own under the cap, asked for one answer after another."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TypedDict
+
+from runners.jobs.generate.offload_ways import Order
+from runners.supervision.memory_cap import memory_cap
+
+
+class Answered(TypedDict):
+    """What answering the pile once measured; ``read_bytes`` since the process began."""
+
+    seconds: float
+    processor_seconds: float
+    read_bytes: int
+    answers: list[str]  # digests, by prompt
+    figures: dict[str, float]
+
+
+class Way:
+    """A process that answers the pile when it is asked to."""
+
+    def __init__(self, process: "subprocess.Popen[str]", out: IO[str], said: IO[str]) -> None:
+        self._process, self._out, self._said = process, out, said
+
+    def run(self) -> Answered:
+        """Return what answering the pile once measured.
+
+        Raises:
+            RuntimeError: the process died.
+        """
+        self.tell("again")
+        found: Answered = json.loads(self.hear())
+        return found
+
+    def tell(self, line: str) -> None:
+        """Send a line."""
+        self._out.write(f"{line}\n")
+        self._out.flush()
+
+    def hear(self) -> str:
+        """Return its next line."""
+        line = self._said.readline()
+        if not line:
+            msg = (
+                f"a way of the bench ended with {self._process.wait()} (-9: the cap is too small)"
+            )
+            raise RuntimeError(msg)
+        return line
+
+
+def forget(folder: Path) -> None:
+    """Let the system keep nothing of a folder's files in memory."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@contextmanager
+def capped(order: Order, cap_bytes: int) -> Iterator[Way]:
+    """Yield a way whose model stands; no page of its files was in memory before.
+
+    Raises:
+        NoMemoryCapError: nothing here could hold the cap.
+        RuntimeError: the process died.
+    """
+    forget(Path(order.folder))  # else pages that others paid for would be free for this one
+    name = "policy" if order.policy else "map"
+    module = [sys.executable, "-m", "runners.jobs.generate.offload_ways"]
+    with memory_cap(f"slipway-bench-{os.getpid()}-{name}", cap_bytes) as cap:
+        process = subprocess.Popen(
+            module, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        try:
+            if process.stdin is None or process.stdout is None:
+                raise RuntimeError("the pipes of a way were not opened")
+            way = Way(process, process.stdin, process.stdout)
+            libraries = json.loads(way.hear())["file_bytes"]
+            cap.limit(cap_bytes - libraries)  # the kernel counts shared pages where they were read
+            cap.take_in(process.pid)  # it waits for its order: nothing is loaded yet
+            way.tell(order.model_dump_json())
+            way.hear()
+            yield way
+        finally:
+            process.kill()
+            process.communicate()

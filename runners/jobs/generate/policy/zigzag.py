@@ -1,0 +1,238 @@
+"""A block of prompts worked on layer by layer: each layer's weights come once for all of them.
+
+The block is cut into micro-batches that go through a layer one after the other, row by row of
+the zig-zag block schedule; what waits, cache and hidden states, lies where the policy puts it.
+
+Source: Sheng et al. 2023 (FlexGen), arXiv:2303.06865, section 4.1, algorithm 1.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from transformers import Cache, DynamicCache, DynamicLayer, PreTrainedModel
+
+from runners.generate_options import PolicyOffload
+from runners.jobs.generate.caches import BITS, PackedLayer, cache_size
+from runners.jobs.generate.policy.kept import DiskStore, HostStore, KeptLayer
+from runners.jobs.generate.policy.places import Place, PolicyFigures, dealt
+from runners.jobs.generate.policy.weights import DealtLayers
+from runners.jobs.generate.static import (
+    Answer,
+    BatchRun,
+    Ids,
+    Limits,
+    Padded,
+    StopRequestedError,
+    now,
+    take_tokens,
+)
+from runners.jobs.layers import Extra, LayerwiseModel
+from runners.jobs.runtime import BadInputError
+from runners.jobspec import KvCache
+
+
+@dataclass
+class MicroBatch:
+    """Some prompts of a block: what of them goes through a layer, and what follows them."""
+
+    padded: Padded
+    cache: Cache
+    waits_in: Place
+    ids: torch.Tensor  # [rows, new] that go in next
+    answers: list[Answer]
+    open_rows: list[int]
+    hidden: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    extras: list[Extra] = field(default_factory=list)
+
+
+class ZigZag:
+    """The model of a policy, and how it answers a block."""
+
+    def __init__(
+        self,
+        skeleton: LayerwiseModel,
+        folder: Path,
+        asked: PolicyOffload,
+        scratch: Path,
+        *,
+        kv_cache: KvCache = "plain",
+        is_narrow: bool = False,
+    ) -> None:
+        """Deal the layers; ``scratch`` takes what lies on disk, ``is_narrow``: 4-bit weights.
+
+        Raises:
+            BadInputError: a layer's cache cannot leave the device, or the weights cannot be read.
+        """
+        self._skeleton, self._asked, self._scratch = skeleton, asked, scratch
+        self._kv_cache: KvCache = kv_cache
+        _check_cache(skeleton.model, asked, kv_cache)
+        self.figures = PolicyFigures()
+        self.layers = DealtLayers(
+            skeleton, folder, asked, scratch, self.figures, is_narrow=is_narrow
+        )
+        self._is_narrow = is_narrow
+        self._cache_thread = ThreadPoolExecutor(1, "next-cache")
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """Return the model around the layers."""
+        return self._skeleton.model
+
+    @property
+    def where(self) -> str:
+        """Say in words where what was asked to lie lies."""
+        asked, count = self._asked, len(self.layers.places)
+        host, disk = (self.layers.places.count(place) for place in ("host_memory", "disk"))
+        told = [
+            f"{count - host - disk} of {count} layers stay",
+            f"{host} come from host memory and {disk} from disk in every pass over a block",
+            f"cache {asked.kv_cpu:.0%} in host memory and {asked.kv_disk:.0%} on disk",
+            f"waiting activations {asked.activations_cpu:.0%} in host memory",
+        ]
+        if self._is_narrow:
+            told.append(f"layers' matrices in 4 bits, groups of {asked.group_size}")
+        if self._skeleton.device.type == "cpu":
+            told.append("no accelerator: host memory is the device's own, used in place")
+        return "; ".join(told)
+
+    @property
+    def packed_bytes(self) -> int:
+        """Return the bytes of the layers that stay on the device in four bits."""
+        return self.layers.packed_bytes
+
+    @torch.inference_mode()
+    def run_batch(self, prompts: Sequence[Ids], limits: Limits) -> BatchRun:
+        """Answer a block of prompts, each micro-batch padded to its longest on the left.
+
+        Raises:
+            StopRequestedError: the job is to stop; nothing of this block is kept.
+        """
+        micros = self._cut(prompts, limits)
+        began = now(self._skeleton.device)
+        self._pass(micros, limits)
+        prefilled = now(self._skeleton.device)
+        steps = 0
+        while any(each.open_rows for each in micros):
+            if limits.should_stop():
+                raise StopRequestedError
+            self._pass([each for each in micros if each.open_rows], limits)
+            steps += 1
+        ended = now(self._skeleton.device)
+        self._count_cache(micros)
+        here = sum(cache_size(each.cache) for each in micros)
+        answers = [answer for each in micros for answer in each.answers]
+        return BatchRun(answers, prefilled - began, ended - prefilled, steps, here)
+
+    def _cut(self, prompts: Sequence[Ids], limits: Limits) -> list[MicroBatch]:
+        size = self._asked.micro_batch_size or len(prompts)
+        rows = [prompts[at : at + size] for at in range(0, len(prompts), size)]
+        sizes = [len(each) * (max(map(len, each)) + limits.output_tokens) for each in rows]
+        of_layers = sizes * len(self._skeleton.layers)
+        places = dealt(of_layers, self._asked.kv_cpu, self._asked.kv_disk)
+        waits = dealt(sizes, self._asked.activations_cpu, 0.0)
+        found = []
+        for at, own in enumerate(rows):
+            padded = Padded.of(own, self._skeleton.device)
+            capacity = padded.ids.shape[1] + limits.output_tokens
+            cache = self._cache(places[at :: len(rows)], capacity)
+            answers = [Answer() for _ in own]
+            found.append(
+                MicroBatch(padded, cache, waits[at], padded.ids, answers, list(range(len(own))))
+            )
+        return found
+
+    def _cache(self, places: Sequence[Place], capacity: int) -> Cache:
+        """Return an empty cache whose layers lie in places."""
+        cache, bits = DynamicCache(config=self.model.config), BITS.get(self._kv_cache)
+        for index, place in enumerate(places):
+            if place == "host_memory":
+                cache.layers[index] = KeptLayer(HostStore(capacity, self.figures), bits)
+            elif place == "disk":
+                store = DiskStore(self._scratch, capacity, self._cache_thread, self.figures)
+                cache.layers[index] = KeptLayer(store, bits)
+            elif bits:
+                cache.layers[index] = PackedLayer(bits)
+        return cache
+
+    def _pass(self, micros: Sequence[MicroBatch], limits: Limits) -> None:
+        """Let every micro-batch go through every layer once, and take its next tokens."""
+        self.figures.passes += 1
+        for each in micros:
+            self._enter(each)
+        turns = [(at, each) for at in range(len(self._skeleton.layers)) for each in micros]
+        following = iter(turns)
+        _come(next(following, None))
+        for index in range(len(self._skeleton.layers)):
+            self.layers.take(index)
+            for each in micros:
+                _come(next(following, None))
+                self._through(index, each)
+            self.layers.drop(index)
+        for each in micros:
+            self._leave(each, limits)
+
+    def _enter(self, micro: MicroBatch) -> None:
+        padded = micro.padded
+        hidden, micro.extras = self._skeleton.enter(
+            input_ids=micro.ids,
+            attention_mask=padded.mask,
+            position_ids=padded.positions,
+            past_key_values=micro.cache,
+            use_cache=True,
+        )
+        padded.advance()
+        self._wait(micro, hidden)
+
+    def _through(self, index: int, micro: MicroBatch) -> None:
+        hidden = micro.hidden.to(self._skeleton.device)
+        self.figures.activations.add(micro.waits_in, -micro.hidden.nbytes)
+        found = self._skeleton.layers[index](hidden, **micro.extras[index])
+        self._wait(micro, found[0] if isinstance(found, tuple) else found)
+
+    def _wait(self, micro: MicroBatch, hidden: torch.Tensor) -> None:
+        """Leave hidden states where they wait for the next layer."""
+        micro.hidden = hidden.cpu() if micro.waits_in == "host_memory" else hidden
+        self.figures.activations.add(micro.waits_in, hidden.nbytes)
+
+    def _leave(self, micro: MicroBatch, limits: Limits) -> None:
+        last = micro.hidden[:, -1:].to(self._skeleton.device)
+        self.figures.activations.add(micro.waits_in, -micro.hidden.nbytes)
+        logits = self._skeleton.logits(last, micro.ids[:, -1:], 1)
+        tokens = logits[:, -1].argmax(dim=-1)
+        micro.ids, micro.extras = tokens[:, None], []
+        micro.open_rows = take_tokens(micro.answers, micro.open_rows, tokens, limits)
+
+    def _count_cache(self, micros: Sequence[MicroBatch]) -> None:
+        for place, size in (found for each in micros for found in _sizes(each.cache)):
+            self.figures.cache.add(place, size)
+        self.figures.cache.now.clear()
+
+
+def _come(turn: tuple[int, MicroBatch] | None) -> None:
+    """Begin to bring the cache of a turn, where it does not stay."""
+    if turn is not None:
+        layer = turn[1].cache.layers[turn[0]]
+        if isinstance(layer, KeptLayer):
+            layer.store.come()
+
+
+def _sizes(cache: Cache) -> Iterator[tuple[Place, int]]:
+    for layer in cache.layers:
+        if isinstance(layer, KeptLayer):
+            yield layer.store.place, layer.num_bytes
+        else:
+            yield "device", cache_size(Cache(layers=[layer]))
+
+
+def _check_cache(model: PreTrainedModel, asked: PolicyOffload, kind: KvCache) -> None:
+    if kind == "fp8" and asked.kv_cpu + asked.kv_disk:
+        msg = "kv_cache fp8 stays on the device; choose plain or int4, or no kv_cpu and kv_disk"
+        raise BadInputError(msg)
+    layers = {type(layer) for layer in DynamicCache(config=model.config).layers}
+    if asked.kv_cpu + asked.kv_disk and layers != {DynamicLayer}:
+        names = ", ".join(sorted(each.__name__ for each in layers))
+        msg = f"kv_cpu and kv_disk need full attention in every layer, here is {names}"
+        raise BadInputError(f"{msg}; plan the cache on the device")

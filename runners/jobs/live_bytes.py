@@ -1,0 +1,93 @@
+"""Exact bytes of the tensors that are alive at once while a step runs, without an allocator's.
+
+Every operator's outputs are seen as they come, and each storage as it goes: the same figure on
+any machine, where a process's memory also has what malloc keeps and what libraries take.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+# torch leaves its dispatch modes and hooks without types.
+
+import contextlib
+import itertools
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the storages that operators make while it is entered; what was there before is not.
+
+    ``now`` and ``peak`` are bytes. What the backward pass makes on a CPU counts as well: it runs
+    in the thread that asked for it.
+    """
+
+    def __init__(self, before: Iterable[torch.Tensor] = ()) -> None:
+        """Take the tensors that are there ``before`` as known: writing to them makes nothing."""
+        super().__init__()
+        self.now = 0
+        self.peak = 0
+        self._alive: dict[int, weakref.ref[object]] = {}
+        self._sizes: dict[int, int] = {}
+        self._known = {id(each.untyped_storage()) for each in before}
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401 - torch's protocol
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - torch's protocol
+        """Run the operator and note what it made."""
+        del types
+        made = func(*args, **(kwargs or {}))
+        for each in tree_leaves(made):
+            if isinstance(each, torch.Tensor):
+                self._note(each)
+        return made
+
+    def leave_out(self, tensor: torch.Tensor) -> None:
+        """Count a tensor no more, though it lives on."""
+        key = id(tensor.untyped_storage())
+        if key in self._alive:
+            self._forget(key)
+            self._known.add(key)
+
+    def _note(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = id(storage)
+        if key in self._known or key in self._alive:
+            return
+        self._sizes[key] = storage.nbytes()
+        self._alive[key] = weakref.ref(storage, lambda _gone: self._forget(key))
+        self.now += self._sizes[key]
+        self.peak = max(self.peak, self.now)
+
+    def _forget(self, key: int) -> None:
+        self.now -= self._sizes.pop(key)
+        del self._alive[key]
+
+
+@contextlib.contextmanager
+def activations_counted(model: torch.nn.Module) -> Iterator[LiveBytes]:
+    """Count what a forward and backward pass hold beside weights and their gradients."""
+    held = itertools.chain(model.parameters(), model.buffers())
+
+    def arrived(parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            live.leave_out(parameter.grad)
+
+    with LiveBytes(held) as live:
+        hooks = [
+            each.register_post_accumulate_grad_hook(arrived)
+            for each in model.parameters()
+            if each.requires_grad
+        ]
+        try:
+            yield live
+        finally:
+            for hook in hooks:
+                hook.remove()

@@ -1,0 +1,81 @@
+"""Where on this host the model or adapter lies that a spec names: below its roots, and whole.
+
+No torch: engines in environments of their own find their models here too.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from runners.jobs.model_files import pinned
+from runners.jobs.runtime import MissingModelError
+from runners.jobspec import ArtefactModel, FolderModel
+
+MODEL_FILES = ("config.json", "*.safetensors")
+MODEL_ROOTS_VARIABLE = "SLIPWAY_MODEL_ROOTS"
+
+
+def model_folder(
+    ref: FolderModel | ArtefactModel, host_dir: Path, needed: Sequence[str] = MODEL_FILES
+) -> Path:
+    """Return the folder of the ``needed`` files that a reference names, links resolved.
+
+    Raises:
+        MissingModelError: it lies outside the roots, is absent, or lacks a file.
+    """
+    if isinstance(ref, ArtefactModel):
+        root = (host_dir / "attempts").resolve()
+        folder = (root / ref.attempt_id / "output" / ref.name).resolve()
+        _check_inside(folder, [root], "artefact")
+    else:
+        roots = model_roots(host_dir)
+        folder = (roots[0] / ref.path).resolve()  # an absolute path replaces the root
+        _check_inside(folder, roots, "folder")
+    _check_complete(folder, needed)
+    return folder
+
+
+def opened_model(
+    ref: FolderModel | ArtefactModel,
+    host_dir: Path,
+    needed: Sequence[str] = MODEL_FILES,
+    owner: int | None = None,
+) -> Path:
+    """Return a private folder of the opened files of the model that a reference names.
+
+    ``owner``: this process's number, where a child of it reads the folder.
+
+    Raises:
+        MissingModelError: it lies outside the roots, is absent, or lacks a file.
+        BadInputError: a file is no plain one, or the config is not sane.
+    """
+    roots = [(host_dir / "attempts").resolve(), *model_roots(host_dir)]
+    return pinned(model_folder(ref, host_dir, needed), roots, owner)
+
+
+def model_roots(host_dir: Path) -> list[Path]:
+    """Return the folders below which model folders may lie; the host's own comes first."""
+    configured = os.environ.get(MODEL_ROOTS_VARIABLE, "")
+    extra = [Path(part) for part in configured.split(os.pathsep) if part]
+    return [path.resolve() for path in (host_dir / "models", host_dir / "attempts", *extra)]
+
+
+def _check_inside(folder: Path, roots: list[Path], what: str) -> None:
+    if not any(folder != root and folder.is_relative_to(root) for root in roots):
+        allowed = ", ".join(str(root) for root in roots)
+        msg = (
+            f"model {what} {folder} lies outside {allowed}; move it there, or add its parent "
+            f"to {MODEL_ROOTS_VARIABLE} on this host"
+        )
+        raise MissingModelError(msg)
+
+
+def _check_complete(folder: Path, needed: Sequence[str]) -> None:
+    if not folder.is_dir():
+        msg = f"no model folder {folder} on this host; check the path, or copy the model there"
+        raise MissingModelError(msg)
+    if missing := [each for each in needed if not any(folder.glob(each))]:
+        pickles = ", ".join(each.name for each in folder.glob("*.bin"))
+        also = f" ({pickles} is pickle, which is never read)" if pickles else ""
+        msg = f"{folder} lacks {' and '.join(missing)}{also}; give a complete Hugging Face folder"
+        raise MissingModelError(msg)

@@ -1,0 +1,261 @@
+"""The planner's policy against accelerate's default map under one memory cap.
+
+``python -m runners.jobs.offload_bench`` prints the ratio as a JSON line, for `manage.py
+bench offload`. Each way runs in a process of its own whose control group has the cap: the kernel
+takes back what either reads beyond it, so that what lies on disk is read from there. The model
+has random weights, a copy for each way, since pages of a shared file would count for one of them.
+"""
+
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from planner.api import estimate, plan
+from planner.specs.base import JsonObject
+from planner.specs.estimate import EstimateRequest
+from planner.specs.plan import PlanRequest
+from planner.specs.strategy import OffloadSpec
+from runners.generate_options import PolicyOffload
+from runners.jobs.generate.offload_process import Answered, Way, capped, forget
+from runners.jobs.generate.offload_ways import CPU, DTYPE, Order
+from runners.jobs.loading import demo_config, fresh_model
+from runners.jobs.microbench import Effort as Probe
+from runners.jobs.microbench import gemm_rate, op_overhead, runtime_memory_bytes, triad_bandwidth
+from runners.jobs.ratios import ratio_of
+from runners.jobs.runtime import prepare_process
+from runners.jobspec import DemoModel
+from runners.ratios import Ratio
+
+NAME = "accelerate's default map / the planner's policy, in one memory"
+SHAPE = DemoModel(  # 325 million parameters, as many key-value heads as heads: as OPT's
+    hidden_size=1024,
+    intermediate_size=2816,
+    num_hidden_layers=24,
+    num_attention_heads=16,
+    num_key_value_heads=16,
+    vocab_size=8192,
+    max_position_embeddings=512,
+)
+PROBE = Probe(gemm_size=1024, triad_elements=2**24, seconds_each=1.0, disk_bytes=0)
+BATCH_PARTS = (1, 2)  # accelerate's batches: the whole pile, or its half
+CHUNK_BYTES = 2**22
+SAME = 0.9  # of the answers; batches of other sizes may round a near tie the other way
+WALL = "seconds"
+FLOAT = "bf16"
+FORMATS = {"weight_dtype": FLOAT, "kv_cache_dtype": FLOAT}
+SHARES = ("weights_cpu", "weights_disk", "kv_cpu", "kv_disk", "activations_cpu")
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How large the model, the pile and the cap are, and how many rounds are counted."""
+
+    shape: DemoModel = SHAPE
+    cap_bytes: int = 1_000_000_000
+    num_prompts: int = 32
+    input_tokens: int = 16
+    output_tokens: int = 6
+    rounds: int = 5
+    probe: Probe = PROBE
+
+
+def ratios(effort: Effort = Effort()) -> Iterator[Ratio]:
+    """Yield the ratio of the seconds that both ways take for the same pile.
+
+    Raises:
+        NoMemoryCapError: nothing here could hold the cap.
+        RuntimeError: the planner has no policy, a way died, or the ways wrote different text.
+    """
+    runtime_bytes = runtime_memory_bytes()
+    with tempfile.TemporaryDirectory(prefix="slipway-bench-") as place:
+        folders = [Path(place) / way for way in ("map", "policy")]
+        _write_models(effort.shape, folders)
+        request = question(effort, _machine(folders[0], runtime_bytes, effort))
+        policy = policy_of(request)
+        _tell(f"policy: {policy.model_dump_json(exclude_defaults=True)}")
+        order = _order(effort, folders[0])
+        size = _best_batch(effort, request, order)
+        theirs = order.model_copy(update=size)
+        ours = _order(effort, folders[1]).model_copy(update={"policy": policy})
+        with ExitStack() as stack:
+            ways = [stack.enter_context(capped(each, effort.cap_bytes)) for each in (theirs, ours)]
+            yield in_turns(ways, effort)
+
+
+def question(effort: Effort, device: JsonObject) -> EstimateRequest:
+    """Return the pile on this machine as the planner is asked: the cap is all the memory."""
+    disk = device.pop("disk_bandwidth_bytes_per_second")
+    return EstimateRequest.model_validate(
+        {
+            "model": demo_config(effort.shape),
+            "cluster": {
+                "device": {"kind": "gpu", "memory_bytes": effort.cap_bytes, **device},
+                "host_memory_bytes": 1,  # there is no memory beside the cap
+                "host_memory_bandwidth_bytes_per_second": (
+                    device["memory_bandwidth_bytes_per_second"]
+                ),
+                "disk_bandwidth_bytes_per_second": disk,
+                "disk_capacity_bytes": 10**12,
+            },
+            "workload": {
+                "kind": "generate",
+                "batch_size": effort.num_prompts,
+                "input_tokens": effort.input_tokens,
+                "output_tokens": effort.output_tokens,
+            },
+            "strategy": FORMATS,
+            "engine": "torch",
+        }
+    )
+
+
+def policy_of(request: EstimateRequest) -> PolicyOffload:
+    """Return the shares and the micro-batch of the planner's linear programme.
+
+    Raises:
+        RuntimeError: nothing fits.
+    """
+    asked = {name: getattr(request, name) for name in ("model", "cluster", "workload", "engine")}
+    answer = plan(PlanRequest(**asked, pins=FORMATS, objective="throughput"))
+    if not answer.plans:
+        msg = "the planner has no policy for this cap; give it more"
+        raise RuntimeError(msg)
+    best = answer.plans[0].strategy
+    away = best.offload or OffloadSpec()
+    shares = {name: getattr(away, name) for name in SHARES}
+    return PolicyOffload(**shares, micro_batch_size=best.micro_batch_size)
+
+
+def rooms(effort: Effort, request: EstimateRequest) -> dict[int, int]:
+    """Return for each batch of accelerate's what the cap leaves its map for weights.
+
+    Cache, activations and the process beside the tensors are the planner's figures of that batch.
+    """
+    found = {}
+    for parts in BATCH_PARTS:
+        size = effort.num_prompts // parts
+        workload = request.workload.model_copy(update={"batch_size": size})
+        asked = request.model_copy(update={"workload": workload})
+        held = estimate(asked).memory.breakdown_bytes
+        found[size] = int(effort.cap_bytes - sum(held.values()) + held["weights"])
+    return found
+
+
+def _best_batch(effort: Effort, request: EstimateRequest, order: Order) -> dict[str, int]:
+    """Return the batch with which accelerate's map answers the pile soonest, by trying each."""
+    taken: dict[int, float] = {}
+    found = rooms(effort, request)
+    for size, room in found.items():
+        if room < _smallest(effort.shape):
+            continue
+        tried = order.model_copy(update={"batch_size": size, "memory_bytes": room})
+        with capped(tried, effort.cap_bytes) as way:
+            taken[size] = way.run()["seconds"]
+        _tell(f"map of {room} bytes, batches of {size}: {taken[size]:.1f} s")
+    best = min(taken, key=lambda size: taken[size])
+    return {"batch_size": best, "memory_bytes": found[best]}
+
+
+def _smallest(shape: DemoModel) -> int:
+    """Return the bytes that a map needs at least: what stands around the layers, and two."""
+    around = 2 * shape.vocab_size * shape.hidden_size
+    layer = shape.hidden_size * (4 * shape.hidden_size + 3 * shape.intermediate_size)
+    return DTYPE.itemsize * (around + 2 * layer)
+
+
+def in_turns(ways: Sequence[Way], effort: Effort) -> Ratio:
+    """Return the ratio of the ways' seconds, round by round; a first round is not counted."""
+    taken: list[list[float]] = [[] for _ in ways]
+    order = list(range(len(ways)))
+    for number in range(effort.rounds + 1):
+        texts: list[list[str]] = [[] for _ in ways]
+        for at in order if number % 2 else reversed(order):
+            found = ways[at].run()
+            texts[at] = found["answers"]
+            _tell(f"round {number}, way {at}: {found['seconds']:.2f} s, {_told(found)}")
+            if number:
+                taken[at].append(found["seconds"])
+        same = sum(map(str.__eq__, *texts)) / effort.num_prompts
+        if same < SAME:
+            msg = f"only {same:.0%} of the answers are the same; nothing is compared"
+            raise RuntimeError(msg)
+    return ratio_of(NAME, taken[0], taken[1])._replace(of=WALL)
+
+
+def _told(found: Answered) -> str:
+    figures = {name: round(value, 4) for name, value in found["figures"].items()}
+    used, read = found["processor_seconds"], found["read_bytes"] / 1e9
+    return f"{used:.2f} processor seconds, {read:.2f} GB read so far {figures or ''}"
+
+
+def _machine(folder: Path, runtime_bytes: int, effort: Effort) -> JsonObject:
+    """Return what this machine was just measured to do, in the planner's words."""
+    bandwidth = triad_bandwidth(CPU, effort.probe)
+    found: JsonObject = {
+        "memory_bandwidth_bytes_per_second": bandwidth,
+        "peak_flops_per_second": {FLOAT: gemm_rate(CPU, DTYPE, effort.probe)},
+        "host_to_device_bandwidth_bytes_per_second": bandwidth / 2,  # a copy reads and writes
+        "op_overhead_seconds": op_overhead(CPU),
+        "runtime_overhead_bytes": runtime_bytes,
+        "provenance": "measured",
+        "disk_bandwidth_bytes_per_second": _disk_rate(folder),
+    }
+    _tell(f"machine: {json.dumps(found)}")
+    return found
+
+
+def _disk_rate(folder: Path) -> float:
+    """Return the bytes per second of reading the model's file, none of it in memory before."""
+    (path,) = folder.glob("*.safetensors")
+    forget(folder)
+    data = memoryview(bytearray(CHUNK_BYTES))
+    with path.open("rb", buffering=0) as file:
+        began = time.perf_counter()
+        while file.readinto(data):
+            pass
+        seconds = time.perf_counter() - began
+    forget(folder)
+    return path.stat().st_size / seconds
+
+
+def _write_models(shape: DemoModel, folders: Sequence[Path]) -> None:
+    """Leave the same random model in every folder, on disk and not in memory."""
+    torch.manual_seed(17)
+    first, *others = folders
+    fresh_model(demo_config(shape), DTYPE).save_pretrained(str(first))
+    for other in others:
+        shutil.copytree(first, other)
+    for each in folders:
+        forget(each)
+
+
+def _order(effort: Effort, folder: Path) -> Order:
+    scratch = folder.with_name(f"{folder.name}-scratch")
+    scratch.mkdir()
+    return Order(
+        folder=str(folder),
+        scratch=str(scratch),
+        num_prompts=effort.num_prompts,
+        input_tokens=effort.input_tokens,
+        output_tokens=effort.output_tokens,
+        vocab_size=effort.shape.vocab_size,
+    )
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+if __name__ == "__main__":
+    prepare_process()
+    for ratio in ratios():
+        sys.stdout.write(json.dumps(ratio) + "\n")
+        sys.stdout.flush()

@@ -1,0 +1,111 @@
+"""The backend of an endpoint whose engine is a child that speaks OpenAI's form itself."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from runners.jobs.model_files import read_config
+from runners.jobs.model_folders import opened_model
+from runners.jobs.runtime import BadInputError, Job
+from runners.jobs.serve.contract import Limits
+from runners.jobs.serve.endpoint import Took
+from runners.jobs.serve.figures import Figures
+from runners.jobs.serve.lengths import USUAL_TOKENS, longest_request
+from runners.jobs.serve.relayed.process import MODELS, Command, Door, ServerProcess, started
+from runners.jobs.serve.relayed.relay import RelayReady, ready_of
+from runners.jobs.serve.relayed.scrape import MetricNames
+from runners.jobspec import ArtefactModel, FolderModel, ServeSpec
+
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+class Placed(NamedTuple):
+    """What a spec names, where the engine finds it."""
+
+    model: Path
+    config: dict[str, Any]
+    adapters: dict[str, Path]  # by the name that clients ask for
+    draft: Path | None = None
+
+
+class Speaker(Protocol):
+    """An engine that speaks OpenAI's form itself."""
+
+    title: str
+    names: MetricNames
+
+    def command(self, spec: ServeSpec, placed: Placed, door: Door) -> Command:
+        """Return how it is started.
+
+        Raises:
+            BadInputError: it does not serve this, by the field.
+        """
+
+
+class RelayBackend:
+    """Starts the engine for an endpoint, each time anew."""
+
+    def __init__(self, speaker: Speaker, gpu_peak: Callable[[], tuple[int, str] | None]) -> None:
+        self._speaker = speaker
+        self._gpu_peak = gpu_peak
+        self._placed: Placed | None = None
+        self._lives: list[ServerProcess] = []
+
+    def load(self, job: Job, spec: ServeSpec, figures: Figures) -> RelayReady:
+        """Return the model, ready to be asked.
+
+        Raises:
+            BadInputError: it cannot be served, or not as asked.
+            MissingModelError: a folder is not there, or not whole.
+        """
+        speaker, placed = self._speaker, self._placed or placed_on(job, spec)
+        self._placed = placed
+        longest_request(placed.config.get("max_position_embeddings"), spec)
+        process = started(speaker.title, lambda door: speaker.command(spec, placed, door))
+        self._lives.append(process)
+        length = _length(process) or spec.max_length or USUAL_TOKENS
+        limits = Limits(spec.max_concurrency, spec.queue_limit, length, frozenset())
+        return ready_of(process, limits, figures, speaker.names, job.stop_requested.is_set)
+
+    def took(self) -> Took:
+        """Return the peak of the GPUs where there are some, else of the engine's processes."""
+        if found := self._gpu_peak():
+            return Took(*found, "cuda")
+        peak = max((life.peak_bytes() for life in self._lives), default=0)
+        title = self._speaker.title
+        return Took(peak, f"peak resident memory of {title}'s processes, summed", "cpu")
+
+    def notes(self, spec: ServeSpec) -> dict[str, str]:
+        """Return who wrote the answers."""
+        return {"engine": spec.engine}
+
+
+def placed_on(job: Job, spec: ServeSpec) -> Placed:
+    """Return what a spec names as private folders of opened files, which a child can read.
+
+    Raises:
+        BadInputError: the model has no folder, or a file is no plain one.
+        MissingModelError: a folder is not there, or not whole.
+    """
+    if not isinstance(spec.model, FolderModel | ArtefactModel):
+        msg = (
+            f"model: {spec.engine} serves a folder with safetensors, and a {spec.model.source} "
+            "model has none; choose a trained model, or the engine slipway"
+        )
+        raise BadInputError(msg)
+    model = opened_model(spec.model, job.host_dir, owner=os.getpid())
+    adapters = {
+        each.name: opened_model(each.adapter, job.host_dir, ADAPTER_FILES, os.getpid())
+        for each in spec.adapters
+    }
+    asked = spec.engine_options.draft if spec.engine_options else None
+    draft = opened_model(asked.model, job.host_dir, owner=os.getpid()) if asked else None
+    return Placed(model, read_config(model / "config.json"), adapters, draft)
+
+
+def _length(process: ServerProcess) -> int | None:
+    """Return the longest request that the engine itself names."""
+    found = process.get(MODELS)
+    cards = found.json().get("data") if found is not None and found.is_success else None
+    return cards[0].get("max_model_len") if cards else None

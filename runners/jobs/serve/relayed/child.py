@@ -1,0 +1,17 @@
+"""Become an engine that ends with the job: ``python -m … PARENT_PID COMMAND ARGUMENT…``."""
+
+import os
+import sys
+
+from runners.parentage import die_with
+
+
+def main() -> None:
+    """Tie this process to its parent and run the command in its place: the tie outlives that."""
+    parent, *command = sys.argv[1:]
+    die_with(int(parent))
+    os.execv(command[0], command)  # noqa: S606 - no shell: a list that the job itself made
+
+
+if __name__ == "__main__":
+    main()

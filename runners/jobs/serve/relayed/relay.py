@@ -1,0 +1,237 @@
+"""Hand requests on to an engine that speaks OpenAI's form, and their answers back as they come.
+
+Everything but ``run`` and ``wait_until_idle`` happens in the door's own loop.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+
+import httpx
+
+from runners.jobs.serve.asgi import (
+    JSON,
+    ClientGoneError,
+    Receive,
+    Send,
+    disconnected,
+    event_of,
+    send_bytes,
+    send_part,
+)
+from runners.jobs.serve.contract import Limits, Pending
+from runners.jobs.serve.conversation import DEAD, RETRY_SECONDS
+from runners.jobs.serve.figures import Figures
+from runners.jobs.serve.own_writer import OwnWriter
+from runners.jobs.serve.protocol import AskedError
+from runners.jobs.serve.relayed.process import METRICS, ServerProcess
+from runners.jobs.serve.relayed.scrape import MetricNames, Scraper
+from runners.jobs.serve.relayed.wishes import Handed, document_of, handed, num_answers
+
+CONNECT_SECONDS = 10.0
+SCRAPE_SECONDS = 1.0
+CONNECTIONS = httpx.Limits(max_keepalive_connections=0)  # kept ones may be dropped in between
+TOO_LONG = "maximum context length"  # as vLLM and OpenAI say it
+
+
+class RelayWriter(OwnWriter):
+    """One life of an engine: who is being answered, what it counts, how it ends."""
+
+    def __init__(
+        self,
+        process: ServerProcess,
+        limits: Limits,
+        scraper: Scraper,
+        is_ending: Callable[[], bool],
+    ) -> None:
+        super().__init__(process, limits)
+        self.process = process
+        self.open: dict[asyncio.Task[None], int] = {}  # answers of each request under way
+        self.signed_at = 0.0  # when a token came last, or somebody began
+        self._scraper = scraper
+        self._is_ending = is_ending
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether nobody is answered and nobody waits."""
+        return not self.open
+
+    @property
+    def step_began_at(self) -> float | None:
+        """Return since when no token came though somebody waits for one."""
+        return self.signed_at if self.open else None
+
+    def admit(self, answers: int) -> None:
+        """Refuse a request that the engine or its queue has no room for.
+
+        Raises:
+            AskedError: too many wait already, or it is ending.
+        """
+        if self.is_closed:
+            raise AskedError(503, "The endpoint is ending.", code="draining")
+        if (
+            sum(self.open.values()) + answers
+            > self.limits.max_concurrency + self.limits.queue_limit
+        ):
+            message, wait = "Too many requests wait already; try again shortly.", RETRY_SECONDS
+            raise AskedError(429, message, code="queue_full", retry_after_seconds=wait)
+
+    def enter(self, task: asyncio.Task[None], answers: int) -> None:
+        """Count a request from now on."""
+        if not self.open:
+            self.signed_at = time.perf_counter()
+        self.open[task] = answers
+
+    def leave(self, task: asyncio.Task[None]) -> None:
+        """Count a request no more."""
+        with self.changed:
+            self.open.pop(task, None)
+            self.changed.notify_all()
+
+    def cancel(self, sequences: Sequence[Pending]) -> None:
+        """Do nothing: a request whose client goes ends with its connection."""
+
+    def run(self) -> None:
+        """Read the engine's figures until it ends.
+
+        Raises:
+            EngineLostError: nobody told it to.
+        """
+        at = time.perf_counter()
+        while not self.process.wait(SCRAPE_SECONDS):
+            page, now = self.process.get(METRICS), time.perf_counter()
+            if page is not None and page.is_success and self._scraper.take(page.text, now - at):
+                self.signed_at = now
+            self.process.peak_bytes()
+            at = now
+        self.is_closed = self.is_closed or self._is_ending()
+        self.ended()
+
+
+class RelayReady:
+    """A loaded model whose engine answers in OpenAI's form."""
+
+    def __init__(self, engine: RelayWriter, figures: Figures) -> None:
+        self.engine = engine
+        self.figures = figures
+
+    def handing(self, path: str, body: bytes) -> "Handover":
+        """Return the request of a body.
+
+        Raises:
+            AskedError: what is wrong with which field.
+        """
+        return Handover(self, path, handed(path, body))
+
+
+class Handover:
+    """One request on its way to the engine, and its answer on the way back."""
+
+    def __init__(self, ready: RelayReady, path: str, asked: Handed) -> None:
+        self.asked = asked
+        self.answers = num_answers(asked)
+        self._path = path
+        self._engine = ready.engine
+        self._figures = ready.figures
+
+    @property
+    def model(self) -> str:
+        """Return the name that the client asks for."""
+        return self.asked.model
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        """Hand it on, and its answer back as it comes.
+
+        Raises:
+            AskedError: too many wait already, or the engine refuses it or is gone.
+            ClientGoneError: nobody waits any more: the engine drops it with its connection.
+        """
+        self._engine.admit(self.answers)
+        answering = asyncio.create_task(self._answer(send))
+        self._engine.enter(answering, self.answers)
+        gone = asyncio.ensure_future(disconnected(receive))
+        try:
+            await asyncio.wait((answering, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                self._count("cancelled")
+                raise ClientGoneError
+            answering.result()
+            self._count("requests")
+        finally:
+            gone.cancel()
+            answering.cancel()
+            await asyncio.wait((answering,))
+            self._engine.leave(answering)
+
+    def _count(self, name: str) -> None:
+        for _ in range(self.answers):
+            self._figures.count(name)
+
+    async def _answer(self, send: Send) -> None:
+        process = self._engine.process
+        try:
+            async with (
+                httpx.AsyncClient(
+                    timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+                    limits=CONNECTIONS,
+                    trust_env=False,
+                ) as client,
+                client.stream(
+                    "POST",
+                    f"{process.address}{self._path}",
+                    json=document_of(self.asked),
+                    headers=process.headers,
+                ) as answer,
+            ):
+                if not answer.is_success:
+                    raise _refusal(answer.status_code, await answer.aread())
+                if self.asked.stream:
+                    await self._stream(answer, send)
+                else:
+                    await send_bytes(send, answer.status_code, await answer.aread(), JSON)
+        except httpx.HTTPError:
+            raise AskedError(500, DEAD, code="engine_ended") from None
+
+    async def _stream(self, answer: httpx.Response, send: Send) -> None:
+        """Pass events on as they come; one that breaks off ends with an error, as OpenAI's do."""
+        headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        try:
+            async for part in answer.aiter_bytes():
+                self._engine.signed_at = time.perf_counter()
+                await send_part(send, part)
+        except httpx.HTTPError:
+            error = AskedError(500, DEAD, code="engine_ended")
+            self._figures.count("failed")
+            await send_part(send, event_of(error.document))
+        await send_part(send, b"", more=False)
+
+
+def _refusal(status: int, body: bytes) -> AskedError:
+    """Return an engine's error in our form: its words and field, no code of its own."""
+    try:
+        said = httpx.Response(status, content=body).json()
+        said = said.get("error", said)
+        message = str(said["message"] if isinstance(said, dict) else said)[:1000]
+    except (ValueError, KeyError, AttributeError):
+        said, message = {}, f"The engine answered with status {status}."
+    param = said.get("param") if isinstance(said, dict) else None
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return AskedError(500, message, code="engine_error")
+    if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+        return AskedError(500, "The engine does not take its own key.", code="engine_error")
+    code = "context_length_exceeded" if TOO_LONG in message else None
+    return AskedError(status, message, param=param if isinstance(param, str) else None, code=code)
+
+
+def ready_of(
+    process: ServerProcess,
+    limits: Limits,
+    figures: Figures,
+    names: MetricNames,
+    is_ending: Callable[[], bool],
+) -> RelayReady:
+    """Return a healthy engine as the door asks it."""
+    writer = RelayWriter(process, limits, Scraper(names, figures), is_ending)
+    return RelayReady(writer, figures)

@@ -1,0 +1,89 @@
+"""Read an engine's own Prometheus figures into ours."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import NamedTuple
+
+from runners.jobs.serve.figures import Buckets, Figures, Taken
+
+_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)(?: \d+)?$")
+_BOUND = re.compile(r'\ble="([^"]+)"')
+Samples = Mapping[str, float]
+
+
+class MetricNames(NamedTuple):
+    """What an engine calls the figures of our charts; empty: it has none of the kind."""
+
+    running: str
+    waiting: str
+    kv_used: str  # 0 to 1
+    prompt_tokens: str
+    output_tokens: str
+    ttft: str  # a histogram in seconds
+    tpot: str  # likewise, a value a token
+
+
+class Exposition:
+    """One page of figures, the processes of a data-parallel engine taken together."""
+
+    def __init__(self, text: str) -> None:
+        self.sums: dict[str, float] = defaultdict(float)
+        self.most: dict[str, float] = defaultdict(float)
+        self.buckets: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
+        for name, labels, value in _samples(text):
+            self.sums[name] += value
+            self.most[name] = max(self.most[name], value)
+            if name.endswith("_bucket") and (bound := _BOUND.search(labels)):
+                self.buckets[name.removesuffix("_bucket")][float(bound[1])] += value
+
+    def histogram(self, name: str) -> Buckets | None:
+        """Return a histogram's counts by bucket, not cumulated; None where there is none."""
+        found = sorted(self.buckets[name].items())
+        if not found:
+            return None
+        seen = [0, *(int(count) for _, count in found)]
+        counts = tuple(later - earlier for earlier, later in pairwise(seen))
+        return Buckets(tuple(bound for bound, _ in found[:-1]), counts, self.sums[f"{name}_sum"])
+
+
+class Scraper:
+    """Adds what one life of an engine counts to an endpoint's figures."""
+
+    def __init__(self, names: MetricNames, figures: Figures) -> None:
+        self._names = names
+        self._figures = figures
+        self._last = Exposition("")
+
+    def take(self, text: str, seconds: float) -> bool:
+        """Take in a page, ``seconds`` after the one before; return whether tokens came."""
+        now, last, names = Exposition(text), self._last, self._names
+        prompt, output = (
+            int(now.sums[name] - last.sums[name])
+            for name in (names.prompt_tokens, names.output_tokens)
+        )
+        self._last = now
+        gauges = {
+            "running_requests": now.sums[names.running],
+            "waiting_requests": now.sums[names.waiting],
+            "kv_cache_used_ratio": now.most[names.kv_used],
+        }
+        self._figures.step(seconds if output else 0.0, output, gauges)
+        ttft, tpot = (_since(now, last, name) for name in (names.ttft, names.tpot))
+        self._figures.absorb(Taken(prompt, ttft, tpot, text))
+        return bool(prompt or output)
+
+
+def _since(now: Exposition, last: Exposition, name: str) -> Buckets | None:
+    found, before = now.histogram(name), last.histogram(name)
+    if found is None or before is None or before.bounds != found.bounds:
+        return found
+    counts = tuple(new - old for new, old in zip(found.counts, before.counts, strict=True))
+    return Buckets(found.bounds, counts, found.total - before.total)
+
+
+def _samples(text: str) -> Iterator[tuple[str, str, float]]:
+    for line in text.splitlines():
+        if not line.startswith("#") and (found := _SAMPLE.match(line)):
+            yield found[1], found[2] or "", float(found[3])

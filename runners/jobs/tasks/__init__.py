@@ -1,0 +1,1 @@
+"""Tasks of lm-evaluation-harness: read from files, made of held-out text, run, compared."""

@@ -1,0 +1,178 @@
+"""Task files of lm-evaluation-harness, read without running or fetching anything.
+
+A file may say only what is data: a ``!function`` and every field that is code is refused, and
+so is a data set that is no local JSON file. Templates are rendered in jinja's sandbox.
+"""
+
+import difflib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runners.jobs.model_files import open_file
+from runners.jobs.runtime import BadInputError, MissingModelError
+
+MAX_FILES = 4096
+MAX_TASK_BYTES = 2**20
+MAX_DATA_BYTES = 2**28
+MAX_VALUES = 100_000
+OUTPUT_TYPES = ("multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until")
+FIELDS = frozenset({
+    "task", "task_alias", "tag", "dataset_path", "dataset_kwargs", "training_split",
+    "validation_split", "test_split", "fewshot_split", "doc_to_text", "doc_to_target",
+    "doc_to_choice", "description", "target_delimiter", "fewshot_delimiter", "num_fewshot",
+    "metric_list", "output_type", "generation_kwargs", "repeats", "filter_list", "gen_prefix",
+    "metadata",
+})  # fmt: skip
+WHERE_DATA_IS = frozenset({"dataset_path", "dataset_kwargs"})
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TaskFile:
+    """One task in the harness's own words, with its documents by split."""
+
+    name: str
+    config: Mapping[str, Any]
+    documents: Mapping[str, Sequence[Document]]
+
+
+class _Code:
+    """What a file would have had run."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which code is only noted."""
+
+
+_Loader.add_multi_constructor("!", lambda _loader, _suffix, _node: _Code())
+
+
+def read_tasks(folder: Path, names: Sequence[str], roots: Sequence[Path]) -> list[TaskFile]:
+    """Return the named tasks of a folder's YAML files, all of them where no name is given.
+
+    Raises:
+        BadInputError: a task is not there, or says what cannot be read here.
+        MissingModelError: a data file is not there, or lies outside of ``roots``.
+    """
+    known = dict(_known(folder, roots))
+    if not known:
+        msg = f"{folder} has no task: give a folder of YAML files that each say 'task: NAME'"
+        raise BadInputError(msg)
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or sorted(known)[:8]
+            msg = f"there is no task {name} in {folder}; near it are {', '.join(near)}"
+            raise BadInputError(msg)
+    return [_task(name, *known[name], roots) for name in dict.fromkeys(names or sorted(known))]
+
+
+def _known(folder: Path, roots: Sequence[Path]) -> Iterator[tuple[str, tuple[Path, Document]]]:
+    paths = sorted(folder.rglob("*.yaml"))
+    if len(paths) > MAX_FILES:
+        raise BadInputError(f"{folder} has {len(paths)} YAML files; {MAX_FILES} are read")
+    for path in paths:
+        text = _read(path, roots, MAX_TASK_BYTES)
+        try:
+            found = yaml.load(text, Loader=_Loader)  # noqa: S506 - it is a SafeLoader
+        except (yaml.YAMLError, RecursionError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise BadInputError(f"{path} is no YAML: {reason}") from None
+        if isinstance(found, dict) and isinstance(found.get("task"), str):
+            yield found["task"], (path, found)
+
+
+def _task(name: str, path: Path, config: Document, roots: Sequence[Path]) -> TaskFile:
+    if any(isinstance(value, _Code) for value in _values(config)):
+        msg = f"task {name} has a !function: code from a folder never runs; say it as a template"
+        raise BadInputError(msg)
+    if unknown := sorted(set(map(str, config)) - FIELDS):
+        msg = f"task {name}: {', '.join(unknown)} cannot be read here; leave it out of {path}"
+        raise BadInputError(msg)
+    if config.get("output_type") not in OUTPUT_TYPES:
+        msg = (
+            f"task {name}: output_type is {config.get('output_type')!r}; it can be "
+            f"{', '.join(OUTPUT_TYPES)}"
+        )
+        raise BadInputError(msg)
+    files = _data_files(name, path, config)
+    documents = {split: _documents(name, file, roots) for split, file in files.items()}
+    for field in ("training_split", "validation_split", "test_split", "fewshot_split"):
+        if (split := config.get(field)) is not None and split not in documents:
+            known = ", ".join(documents)
+            raise BadInputError(f"task {name}: {field} is {split!r}; its data_files have {known}")
+    if not (config.get("test_split") or config.get("validation_split")):
+        raise BadInputError(f"task {name} names no test_split of its data_files; add it to {path}")
+    kept = {key: value for key, value in config.items() if key not in WHERE_DATA_IS}
+    return TaskFile(name, kept, documents)
+
+
+def _values(value: object) -> Iterator[object]:
+    """Yield every value of a document; a file of aliases cannot make that endless."""
+    waiting, seen = [value], 0
+    while waiting:
+        each = waiting.pop()
+        seen += 1
+        if seen > MAX_VALUES:
+            raise BadInputError(f"a task file has more than {MAX_VALUES} values")
+        yield each
+        if isinstance(each, dict):
+            waiting += [*each.keys(), *each.values()]
+        elif isinstance(each, list):
+            waiting += each
+
+
+def _data_files(name: str, path: Path, config: Document) -> dict[str, Path]:
+    more = config.get("dataset_kwargs") or {}
+    files = more.get("data_files") if isinstance(more, dict) and len(more) == 1 else None
+    files = {"train": files} if isinstance(files, str) else files
+    is_local = config.get("dataset_path") == "json" and isinstance(files, dict) and files != {}
+    if not isinstance(files, dict) or not is_local or not all(map(_is_text, files.values())):
+        msg = (
+            f"task {name}: nothing is fetched, so its data must be a file: in {path} say "
+            "'dataset_path: json' and 'dataset_kwargs: {data_files: {test: FILE.jsonl}}'"
+        )
+        raise BadInputError(msg)
+    return {str(split): path.parent / each for split, each in files.items()}
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _documents(name: str, path: Path, roots: Sequence[Path]) -> list[Document]:
+    """Return the objects of a file: one a line, or one JSON list of them."""
+    if not path.is_file():
+        msg = f"task {name}: its data file {path} is not on this host; copy it there"
+        raise MissingModelError(msg)
+    text = _read(path, roots, MAX_DATA_BYTES)
+    is_list = text.lstrip().startswith("[")
+    found: list[Document] = []
+    for number, line in enumerate([text] if is_list else text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise BadInputError(f"task {name}: {path}, line {number}: {error}") from None
+        found += value if is_list else [value]
+    if not found or not all(isinstance(each, dict) for each in found):
+        raise BadInputError(f"task {name}: {path} must hold JSON objects, one a line")
+    return found
+
+
+def _read(path: Path, roots: Sequence[Path], limit: int) -> str:
+    handle = open_file(path, roots)
+    with os.fdopen(handle, "rb") as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise BadInputError(f"{path} is longer than {limit} bytes; give fewer documents")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadInputError(f"{path} is no UTF-8 text: {error.reason}") from None

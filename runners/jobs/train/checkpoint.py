@@ -1,0 +1,147 @@
+"""Training checkpoints: complete or absent, never half written.
+
+A checkpoint is a folder of safetensors and one JSON file, written aside, synced and renamed.
+After a kill the newest complete one is read; its predecessor goes only once it stands. Weights
+and states are whole and under their names, so that any layout of ranks goes on from it.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from runners.jobs.ranks import Ranks
+from runners.jobs.train.optimizer_states import fill, share, tensors_of
+
+PREFIX = "step-"
+FILES = {"weights": "model.safetensors", "optimizer": "optimizer.safetensors"}
+
+
+@dataclass
+class TrainState:
+    """How far training is; the batches follow from the step, so no data position is kept."""
+
+    step: int = 0
+    tokens: int = 0
+    elapsed_seconds: float = 0.0
+
+
+class Saved(NamedTuple):
+    """What a checkpoint holds: weights by name, the optimiser's states by name and state."""
+
+    weights: dict[str, torch.Tensor]
+    optimizer: dict[str, torch.Tensor]
+    state: TrainState
+
+
+def save_checkpoint(
+    folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: TrainState
+) -> Path:
+    """Write one checkpoint and return its folder."""
+    weights = {name: value.detach() for name, value in _trained(model).items()}
+    return write_checkpoint(
+        folder, Saved(weights, tensors_of(optimizer, _names(model, optimizer)), state)
+    )
+
+
+def write_checkpoint(folder: Path, saved: Saved) -> Path:
+    """Write one checkpoint and return its folder."""
+    from safetensors.torch import save_file
+
+    def write(building: Path) -> None:
+        for name in ("weights", "optimizer"):
+            tensors = {key: each.contiguous() for key, each in getattr(saved, name).items()}
+            save_file(tensors, building / FILES[name])
+        (building / "state.json").write_text(json.dumps(asdict(saved.state)))
+
+    return publish_checkpoint(folder, saved.state.step, write)
+
+
+def publish_checkpoint(folder: Path, number: int, write: Callable[[Path], None]) -> Path:
+    """Put what ``write`` leaves in a folder in its place whole; older ones go then."""
+    final = folder / f"{PREFIX}{number:08d}"
+    building = folder / f".{final.name}-building"
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
+    write(building)
+    for path in building.iterdir():
+        _sync(path)
+    shutil.rmtree(final, ignore_errors=True)
+    building.rename(final)
+    _sync(folder)
+    for older in checkpoints(folder)[:-1]:
+        shutil.rmtree(older, ignore_errors=True)
+    return final
+
+
+def read_latest(folder: Path) -> Saved | None:
+    """Return the newest checkpoint, or None."""
+    from safetensors.torch import load_file
+
+    found = checkpoints(folder)
+    if not found:
+        return None
+    weights, optimizer = (load_file(found[-1] / file) for file in FILES.values())
+    state = TrainState(**json.loads((found[-1] / "state.json").read_text()))
+    return Saved(weights, optimizer, state)
+
+
+def load_latest(
+    folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> TrainState | None:
+    """Fill model and optimizer from the newest checkpoint; return its state, or None."""
+    saved = read_latest(folder)
+    if saved is None:
+        return None
+    with torch.no_grad():
+        for name, parameter in _trained(model).items():
+            parameter.copy_(saved.weights[name])
+    fill(optimizer, _names(model, optimizer), saved.optimizer)
+    return saved.state
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the complete checkpoints, oldest first."""
+    return sorted(path for path in folder.glob(f"{PREFIX}*") if path.is_dir())
+
+
+def _trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """Return what training changes; tied weights appear once, and frozen ones lie elsewhere."""
+    return {name: each for name, each in model.named_parameters() if each.requires_grad}
+
+
+def _names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    """Return the names of the optimiser's weights, in its order."""
+    names = {id(each): name for name, each in model.named_parameters()}
+    return [names[id(each)] for group in optimizer.param_groups for each in group["params"]]
+
+
+def share_progress(
+    ranks: Ranks,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: TrainState | None,
+) -> TrainState | None:
+    """Give every rank the lead's weights, and its optimizer and progress where it resumed."""
+    mine = [float(value) for value in asdict(state).values()] if state else [0.0] * 3
+    is_resumed, step, tokens, elapsed = ranks.total(
+        [float(state is not None), *mine] if ranks.is_lead else [0.0] * 4
+    )
+    ranks.copy_from_lead(list(model.parameters()))
+    if not is_resumed:
+        return None
+    share(ranks, optimizer, _names(model, optimizer))
+    return TrainState(int(step), int(tokens), elapsed)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,33 @@
+"""Which layout a training takes."""
+
+import torch
+from transformers import PreTrainedModel
+
+from runners.jobs.ranks import Ranks
+from runners.jobs.train.layout import Layout, Replicas
+from runners.jobs.train.layouts.axes import check_world
+from runners.jobs.train.layouts.divided import Divided
+from runners.jobs.train.layouts.exchanges import CompressedReplicas, LocalReplicas
+from runners.jobspec import TrainSpec
+
+
+def chosen_layout(
+    model: PreTrainedModel, spec: TrainSpec, device: torch.device, ranks: Ranks
+) -> Layout:
+    """Return how the ranks share a training: whole copies, or as its options say.
+
+    Raises:
+        BadInputError: the layout is not for as many ranks, or does not divide this model.
+    """
+    options = spec.layout
+    if options is not None:
+        check_world(options, ranks)
+    if options is None:
+        return Replicas(model, spec.compute_dtype, device, ranks)
+    if not options.is_whole_copies:
+        return Divided(model, options, spec.compute_dtype, device, ranks)
+    if options.gradient_compression is not None:
+        return CompressedReplicas(model, spec.compute_dtype, device, ranks, options)
+    if options.synchronization_interval_steps > 1:
+        return LocalReplicas(model, spec.compute_dtype, device, ranks, options)
+    return Replicas(model, spec.compute_dtype, device, ranks)

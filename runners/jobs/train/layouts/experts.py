@@ -1,0 +1,113 @@
+"""Expert parallel: each rank has some experts whole, and tokens travel to the ones they chose.
+
+Source: Lepikhin et al. 2020 (GShard), arXiv:2006.16668, section 3.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+# torch's autograd functions are called through an untyped method.
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from runners.jobs.train.layouts.boxes import Box
+from runners.jobs.train.layouts.stage import Stage
+
+STACKS = ("gate_up_proj", "down_proj")
+
+
+class SharedExperts(nn.Module):
+    """Of a layer's experts those of this rank; the group has all of them."""
+
+    def __init__(self, whole: Any, group: dist.ProcessGroup) -> None:  # noqa: ANN401 - one class for each architecture
+        super().__init__()
+        self._group, self._act = group, whole.act_fn
+        self._size = dist.get_world_size(group)
+        self.num_experts = int(whole.gate_up_proj.shape[0]) // self._size
+        self.first = dist.get_rank(group) * self.num_experts
+        self.gate_up_proj, self.down_proj = (
+            nn.Parameter(getattr(whole, name).detach()[self.first :][: self.num_experts].clone())
+            for name in STACKS
+        )
+
+    def forward(
+        self, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Return what the chosen experts make of ``hidden`` [tokens, width], weighted.
+
+        ``chosen`` and ``weights`` [tokens, experts a token].
+        """
+        order = chosen.flatten().argsort(stable=True)
+        tokens = order // chosen.shape[1]
+        counts = chosen.flatten().bincount(minlength=self._size * self.num_experts)
+        sent = counts.view(self._size, self.num_experts)
+        coming = torch.empty_like(sent)
+        dist.all_to_all_single(coming, sent.contiguous(), group=self._group)
+        out, back = (each.sum(dim=1).tolist() for each in (sent, coming))
+        arrived = _Travelled.apply(hidden[tokens], out, back, self._group)
+        made = self._make(arrived, coming)
+        returned = _Travelled.apply(made, back, out, self._group)
+        returned = returned * weights.flatten()[order, None]
+        return torch.zeros_like(hidden).index_add(0, tokens, returned.to(hidden.dtype))
+
+    def _make(self, arrived: torch.Tensor, coming: torch.Tensor) -> torch.Tensor:
+        """Return each token through its expert; they came in the order of senders and experts."""
+        own = torch.arange(self.num_experts, device=arrived.device).repeat(self._size)
+        expert_of = own.repeat_interleave(coming.flatten())
+        rows, parts = [], []
+        for index in range(self.num_experts):
+            rows.append((expert_of == index).nonzero().flatten())
+            gated = nn.functional.linear(arrived[rows[-1]], self.gate_up_proj[index])
+            gate, up = gated.chunk(2, dim=-1)
+            parts.append(nn.functional.linear(self._act(gate) * up, self.down_proj[index]))
+        return torch.cat(parts)[torch.cat(rows).argsort()]
+
+
+class _Travelled(torch.autograd.Function):
+    """Rows that went to the ranks of a group, ``out`` of them to each, and ``back`` came."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - torch's context is of no public class
+        rows: torch.Tensor,
+        out: Sequence[int],
+        back: Sequence[int],
+        group: dist.ProcessGroup,
+    ) -> torch.Tensor:
+        ctx.out, ctx.back, ctx.group = out, back, group
+        return _exchanged(rows, out, back, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # noqa: ANN401 - as above
+        return _exchanged(gradient, ctx.back, ctx.out, ctx.group), None, None, None
+
+
+def _exchanged(
+    rows: torch.Tensor, out: Sequence[int], back: Sequence[int], group: dist.ProcessGroup
+) -> torch.Tensor:
+    received = rows.new_empty(sum(back), rows.shape[1])
+    dist.all_to_all_single(received, rows.contiguous(), list(back), list(out), group=group)
+    return received
+
+
+def divide_experts(stage: Stage, group: dist.ProcessGroup) -> None:
+    """Leave of every layer's experts this rank's, in a group that has them all."""
+    for block in stage.blocks.values():
+        sparse: Any = block.mlp
+        sparse.experts = SharedExperts(sparse.experts, group)
+
+
+def expert_boxes(stage: Stage, num_experts: int) -> dict[str, Box]:
+    """Return the boxes of this rank's experts by their names."""
+    found = {}
+    for name, module in stage.named_modules():
+        if isinstance(module, SharedExperts):
+            for stack in STACKS:
+                inner = tuple(getattr(module, stack).shape[1:])
+                at = (module.first, *(0 for _ in inner))
+                key = f"{name}.{stack}"
+                found[key] = Box(key, at, (num_experts // module._size, *inner))  # noqa: SLF001 - of the same file
+    return found

@@ -1,0 +1,190 @@
+"""A run of a model's layers as a module of its own, with the ends that belong to it.
+
+Its weights keep the names that they have in the whole model.
+"""
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from runners.jobs.generate.stage_model import divided
+from runners.jobs.runtime import BadInputError
+from runners.jobs.train.batches import IGNORED, Batch
+from runners.layout_options import LayoutOptions
+
+LLAMA_SHAPED = ("llama", "mistral", "qwen2", "qwen3", "mixtral")
+
+
+class Sequences(NamedTuple):
+    """A micro-batch as the stages take it, one piece of each sequence where it is divided.
+
+    ``input_ids``, ``labels``, ``position_ids`` [rows, length]; ``queries`` [rows, length, 2] and
+    ``keys`` [rows, whole length, 2]: the place in the row and the document of each token.
+    """
+
+    input_ids: torch.Tensor
+    labels: torch.Tensor
+    position_ids: torch.Tensor
+    queries: torch.Tensor
+    keys: torch.Tensor
+
+    @property
+    def places(self) -> dict[str, torch.Tensor]:
+        """Return what every stage is told beside its input."""
+        return {"position_ids": self.position_ids, "queries": self.queries, "keys": self.keys}
+
+
+def sequences(batch: Batch, pieces: torch.Tensor | None = None, index: int = 0) -> Sequences:
+    """Return a micro-batch, of each row the tokens ``pieces[index]`` where it is divided.
+
+    ``pieces`` [ranks, length]: the tokens that each rank has, in its order.
+    """
+    rows, length = batch.input_ids.shape
+    row = torch.arange(length, device=batch.input_ids.device).expand(rows, length)
+    positions = row if batch.position_ids is None else batch.position_ids
+    documents = torch.zeros_like(row)
+    if batch.position_ids is not None:
+        documents = (positions == 0).cumsum(dim=1)
+    places = torch.stack([row, documents], dim=-1)
+    if pieces is None:
+        return Sequences(batch.input_ids, batch.labels, positions, places, places)
+    own = pieces[index].to(row.device)
+    keys = places[:, pieces.flatten().to(row.device)]
+    return Sequences(
+        batch.input_ids[:, own], batch.labels[:, own], positions[:, own], places[:, own], keys
+    )
+
+
+def visible(queries: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:
+    """Return which keys a query sees [rows, 1, queries, keys]: earlier ones of its document."""
+    ahead = queries[:, :, None, 0] - keys[:, None, :, 0]
+    seen = (ahead >= 0) & (queries[:, :, None, 1] == keys[:, None, :, 1])
+    if window is not None:
+        seen &= ahead < window
+    return seen[:, None]
+
+
+class Stage(nn.Module):
+    """Layers, and the embedding or the output where they are the first or the last."""
+
+    def __init__(self, whole: PreTrainedModel, layers: range) -> None:
+        """Take the layers out of the model; it shares their weights."""
+        super().__init__()
+        inner: Any = whole.model
+        self.config = whole.config
+        self.window = getattr(whole.config, "sliding_window", None)
+        self.model = nn.Module()
+        self.model.layers = nn.ModuleDict({str(at): inner.layers[at] for at in layers})
+        self.model.rotary_emb = inner.rotary_emb
+        if layers.start == 0:
+            self.model.embed_tokens = inner.embed_tokens
+        self.is_last = layers.stop == whole.config.num_hidden_layers
+        if self.is_last:
+            self.model.norm = inner.norm
+            self.lm_head = whole.lm_head
+
+    @property
+    def blocks(self) -> dict[str, nn.Module]:
+        """Return the layers by their number in the whole model."""
+        return dict(self.model.layers.named_children())  # type: ignore[union-attr]  # torch types it as a tensor too
+
+    def forward(
+        self,
+        given: torch.Tensor,
+        position_ids: torch.Tensor,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return logits or hidden states, given token ids or hidden states."""
+        model: Any = self.model
+        hidden = model.embed_tokens(given) if hasattr(model, "embed_tokens") else given
+        mask: torch.Tensor = visible(queries, keys, self.window)
+        if self.config._attn_implementation != "sdpa":  # noqa: SLF001 - it has no public name
+            lowest = torch.finfo(hidden.dtype).min
+            mask = torch.zeros_like(mask, dtype=hidden.dtype).masked_fill_(~mask, lowest)
+        rotary = model.rotary_emb(hidden, position_ids=position_ids)
+        for layer in model.layers.values():
+            hidden = layer(
+                hidden,
+                attention_mask=mask,
+                position_ids=position_ids,
+                position_embeddings=rotary,
+                use_cache=False,
+            )
+        return self.lm_head(model.norm(hidden)) if self.is_last else hidden
+
+
+def token_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the labels' losses in nats; ``logits`` [rows, length, vocabulary]."""
+    return nn.functional.cross_entropy(
+        logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+
+
+def stage_layers(options: LayoutOptions, num_layers: int) -> list[range]:
+    """Return the layers of each stage.
+
+    Raises:
+        BadInputError: the model has fewer layers, or others than were named.
+    """
+    counts = options.pipeline_layers
+    if counts is None:
+        return divided(num_layers, options.num_stages)
+    if sum(counts) != num_layers:
+        msg = f"pipeline_layers names {sum(counts)} layers, and the model has {num_layers}"
+        raise BadInputError(f"{msg}; name as many")
+    starts = [sum(counts[:at]) for at in range(len(counts))]
+    return [range(at, at + count) for at, count in zip(starts, counts, strict=True)]
+
+
+def check_model(model: PreTrainedModel, options: LayoutOptions) -> None:
+    """Refuse a model that the layout does not divide.
+
+    Raises:
+        BadInputError: with the field.
+    """
+    for why in chain(_unknown(model.config, options), _uneven(model.config, options)):
+        raise BadInputError(why)
+
+
+def _unknown(config: Any, options: LayoutOptions) -> Iterator[str]:  # noqa: ANN401 - a config's fields depend on its architecture
+    """Yield what the layout asks of this architecture in vain."""
+    experts = getattr(config, "num_local_experts", 0) or 0
+    if config.model_type not in LLAMA_SHAPED:
+        yield (
+            f"a '{config.model_type}' model cannot be laid out so, as "
+            f"{', '.join(LLAMA_SHAPED)} can; take whole copies (data_parallel_size) instead"
+        )
+    if config.tie_word_embeddings and options.num_stages > 1:
+        yield (
+            f"pipeline_parallel_size is {options.pipeline_parallel_size}, and the model's output "
+            "is its embedding, which the first and the last stage would both hold; take 1"
+        )
+    if options.expert_parallel_size > 1 and not experts:
+        yield (
+            f"expert_parallel_size is {options.expert_parallel_size}, and a "
+            f"'{config.model_type}' model has no experts; leave it out"
+        )
+    if experts and (options.tensor_parallel_size > 1 or options.zero_stage > 1):
+        yield (
+            f"a model with {experts} experts is divided by expert_parallel_size or ZeRO stage 1; "
+            f"tensor_parallel_size is {options.tensor_parallel_size} and zero_stage "
+            f"{options.zero_stage}"
+        )
+
+
+def _uneven(config: Any, options: LayoutOptions) -> Iterator[str]:  # noqa: ANN401 - as above
+    """Yield which of the model's sizes the ranks do not divide."""
+    tensor = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
+    fields = {
+        **dict.fromkeys(tensor, "tensor_parallel_size"),
+        "num_local_experts": "expert_parallel_size",
+    }
+    for name, by in fields.items():
+        value, size = getattr(config, name, None) or 0, getattr(options, by)
+        if value % size:
+            yield f"{name} is {value}, which {by} {size} does not divide; take one that does"

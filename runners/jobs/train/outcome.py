@@ -1,0 +1,170 @@
+"""What a training leaves: the judged model or adapter, its card and its figures."""
+
+import statistics
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from runners.jobs.adapters import Lora, weights_digest
+from runners.jobs.artefacts import card_text, publish_model, weight_file_bytes
+from runners.jobs.evaluation import Perplexity, evaluate
+from runners.jobs.loading import TORCH_DTYPES, ready
+from runners.jobs.memory import Peak, PeakMeter, optimizer_bytes
+from runners.jobs.model_folders import opened_model
+from runners.jobs.runtime import BadInputError
+from runners.jobs.train.quantized import made_plain
+from runners.jobs.train.sources import Data, perplexity_of
+from runners.jobs.train.trainer import Trainer, steady
+from runners.jobspec import ArtefactModel, FolderModel, TrainSpec
+
+FINAL_EVALUATION_TOKENS = 8192  # as the other jobs take by default: their figures then compare
+
+
+class Prepared(NamedTuple):
+    """What training needs; with an adapter the model's own weights stay as they are."""
+
+    trainer: Trainer
+    tokenizer: PreTrainedTokenizerFast
+    text: str
+    data: Data
+    meter: PeakMeter
+    lora: Lora | None
+
+
+def finish(prepared: Prepared, peak: Peak) -> None:
+    """Judge what was trained, publish it and report the run's figures."""
+    trainer, spec = prepared.trainer, prepared.trainer.spec
+    job = trainer.job
+    job.emitter.phase("Evaluating on held-out text")
+    trainer.model.set_attn_implementation("sdpa")  # as it will be loaded
+    trained = _trained_figures(trainer)
+    if prepared.lora is not None:
+        trained |= _publish_adapter(prepared, prepared.lora)
+    trained |= _data_figures(prepared)
+    model = prepared.lora.merge() if prepared.lora is not None else made_plain(trainer.model)
+    model = ready(model, dtype=TORCH_DTYPES[spec.compute_dtype])
+    perplexity = evaluate(model, trainer.held_out_ids, FINAL_EVALUATION_TOKENS)
+    parameters = float(sum(each.numel() for each in model.parameters()))
+    measured = {**_measured(trainer, perplexity, peak), "parameters": parameters, **trained}
+    notes = _notes(prepared, perplexity, peak)
+    if spec.lora is None or spec.lora.is_merged:
+        job.emitter.phase("Saving the model")
+        card = _card(spec, measured, notes)
+        _publish_model(prepared, model, card, perplexity)
+    folder = job.output_dir("model" if spec.lora is None or spec.lora.is_merged else "adapter")
+    measured["disk_bytes"] = float(weight_file_bytes(folder))
+    job.emitter.result(measured, notes)
+
+
+def _trained_figures(trainer: Trainer) -> dict[str, float]:
+    """Return how much was trained, and what the optimiser held for it."""
+    trained = sum(each.numel() for each in trainer.model.parameters() if each.requires_grad)
+    return {
+        "trainable_parameters": float(trained),
+        "optimizer_bytes": float(optimizer_bytes(trainer.optimizer)),
+    }
+
+
+def _data_figures(prepared: Prepared) -> dict[str, float]:
+    """Return what the data is made of, and the loss on what was kept back of it."""
+    if prepared.data.judged is None:
+        return prepared.data.measured
+    loss = prepared.data.judged.loss(prepared.trainer.model)
+    return {**prepared.data.measured, "data_loss": loss, "data_perplexity": perplexity_of(loss)}
+
+
+def _publish_model(
+    prepared: Prepared, model: PreTrainedModel, card: str, perplexity: Perplexity
+) -> None:
+    def write(folder: Path) -> None:
+        model.save_pretrained(str(folder))
+        prepared.tokenizer.save_pretrained(str(folder))
+
+    publish_model(prepared.trainer.job, write, card, {"perplexity": perplexity.value})
+
+
+def _publish_adapter(prepared: Prepared, lora: Lora) -> dict[str, float]:
+    """Leave the adapter as peft reads it, and return its figures: it is judged unmerged."""
+    trainer = prepared.trainer
+    job, spec = trainer.job, trainer.spec
+    base = spec.model
+    if not isinstance(base, FolderModel | ArtefactModel) or spec.lora is None:
+        raise BadInputError("an adapter needs a base with trained weights")
+    perplexity = evaluate(trainer.model, trainer.held_out_ids, FINAL_EVALUATION_TOKENS)
+    digest = weights_digest(opened_model(base, job.host_dir))
+    measured = {"adapter_perplexity": perplexity.value, **_trained_figures(trainer)}
+    card = _card(spec, measured, {"adapter_perplexity": perplexity.note()}, "Adapter")
+    facts = {**spec.lora.model_dump(), "base": base.model_dump(), "perplexity": perplexity.value}
+    publish_model(job, lambda folder: lora.save(folder, base, digest), card, facts, "adapter")
+    measured["adapter_disk_bytes"] = float(weight_file_bytes(job.output_dir("adapter")))
+    return measured
+
+
+def _measured(trainer: Trainer, perplexity: Perplexity, peak: Peak) -> dict[str, float]:
+    step_seconds = statistics.median(steady(trainer.step_seconds or [0.0]))
+    state = trainer.state
+    tokens = state.tokens / max(1, state.step)
+    return {
+        "tokens_per_second": tokens / step_seconds if step_seconds else 0.0,
+        "step_seconds": step_seconds,
+        "peak_memory_bytes": float(peak.bytes),
+        "runtime_memory_bytes": float(peak.start_bytes),
+        "final_loss": trainer.last_loss,
+        "tokens": float(state.tokens),
+        "steps": float(state.step),
+        "training_seconds": state.elapsed_seconds,
+        **perplexity.measured(),
+    }
+
+
+def _notes(prepared: Prepared, perplexity: Perplexity, peak: Peak) -> dict[str, str]:
+    trainer, lora = prepared.trainer, prepared.trainer.spec.lora
+    notes = {
+        "perplexity": perplexity.note(),
+        "peak_memory_bytes": peak.how,
+        "runtime_memory_bytes": "held before the model was built: interpreter and libraries",
+        "step_seconds": "median over the run's steps without the first two",
+        "text": prepared.text,
+        "device": str(trainer.device),
+        "threads": str(torch.get_num_threads()),
+    }
+    notes |= prepared.data.notes
+    if prepared.data.judged is not None:
+        notes["data_loss"] = "a label, on samples that were kept from training by their content"
+    if lora is not None:
+        notes["lora"] = (
+            f"peft: rank {lora.rank}, alpha {lora.alpha}, {lora.targets} layers; perplexity is "
+            "of the merged weights, adapter_perplexity of base and adapter side by side"
+        )
+    if lora is not None and lora.base_dtype == "nf4":
+        notes["lora"] += (
+            "; the base was held in nf4 while it trained, and the adapter is merged into the base "
+            "of the full width, which its 4-bit copy does not read text exactly as"
+        )
+    if not trainer.ranks.is_alone:
+        notes["ranks"] = _ranks_note(trainer)
+    if trainer.resumed_at_step is not None:
+        notes["resumed"] = f"from the checkpoint at step {trainer.resumed_at_step}"
+    return notes
+
+
+def _ranks_note(trainer: Trainer) -> str:
+    """Return in words how the ranks shared the work."""
+    size, layout = trainer.ranks.size, trainer.spec.layout
+    if layout is None:
+        return f"{size}, each with its share of every step's micro-batches"
+    asked = layout.model_dump(exclude_defaults=True)
+    return f"{size}, laid out as {', '.join(f'{name} {value}' for name, value in asked.items())}"
+
+
+def _card(
+    spec: TrainSpec, measured: dict[str, float], notes: dict[str, str], what: str = "Model"
+) -> str:
+    own = {name: getattr(spec, name).model_dump_json() for name in ("model", "data")}
+    settings = {**spec.model_dump(exclude=set(own)), **own}
+    return card_text(
+        f"{what} trained by Slipway",
+        {"Settings": settings, "Evaluation": measured, "How it was measured": notes},
+    )

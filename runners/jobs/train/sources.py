@@ -1,0 +1,204 @@
+"""Where a training's data comes from, opened, tokenised and divided into rows."""
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from runners.jobs.model_files import open_file
+from runners.jobs.model_folders import model_roots
+from runners.jobs.runtime import BadInputError, Job, MissingModelError
+from runners.jobs.tokenizer import TokenIds
+from runners.jobs.train.batches import IGNORED, Batch, Batches, TextBatches
+from runners.jobs.train.growing import with_growing_lengths
+from runners.jobs.train.rows import Pieces, Rows, pieces_of, rows_of, windows_of
+from runners.jobs.train.samples import DataFile, Tokenised, tokenised_file
+from runners.jobs.train.streams import DataBatches, Stream
+from runners.jobspec import FileData, HostText, SampleOptions, TrainSpec, UploadedData
+from runners.jobspec.data import DATA_FOLDER, sources_of, weights_of
+
+HELD_OUT_ROWS = 64  # at most so many of each file judge what was learnt
+ONE_A_ROW = SampleOptions(rows="padded")
+
+
+@dataclass
+class Judged:
+    """Rows that no step learns from, and the model's loss on their labels."""
+
+    rows: list[Rows] = field(default_factory=list)
+
+    @torch.no_grad()
+    def loss(self, model: PreTrainedModel) -> float:
+        """Return the mean loss a label, in nats."""
+        was_training = model.training
+        torch.nn.Module.eval(model)
+        total = labels = 0.0
+        for rows in self.rows:
+            for row in range(len(rows)):
+                found, count = _loss(model, rows, row)
+                total, labels = total + found, labels + count
+        torch.nn.Module.train(model, was_training)
+        return total / labels
+
+
+def _loss(model: PreTrainedModel, rows: Rows, row: int) -> tuple[float, int]:
+    shape = (1, int(rows.lengths[row]))
+    batch = Batch(torch.zeros(shape, dtype=torch.int64), torch.full(shape, IGNORED))
+    rows.fill(row, batch, 0)
+    batch = batch.to(model.device)
+    logits = model(input_ids=batch.input_ids, use_cache=False).logits
+    loss = torch.nn.functional.cross_entropy(
+        logits.float().flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+    return float(loss), batch.num_labels
+
+
+@dataclass
+class Data:
+    """What a training reads, what judges it, and what a person is told of it."""
+
+    batches: Batches
+    judged: Judged | None = None  # None: the host's own text judges alone
+    digest: str = ""  # of all files: every rank must have the same
+    measured: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+
+
+def read_data(
+    job: Job, spec: TrainSpec, tokenizer: PreTrainedTokenizerFast, own_text: TokenIds
+) -> Data:
+    """Return a training's data; ``own_text`` is the host's own, in tokens.
+
+    Raises:
+        MissingModelError: a file is not where the spec says.
+        BadInputError: a file, or a record of it, cannot be learnt from.
+    """
+    if isinstance(spec.data, HostText):
+        return Data(with_growing_lengths(spec, lambda each: TextBatches(own_text, each)))
+    streams: list[Stream] = []
+    found = _Found()
+    for source, weight in zip(sources_of(spec.data), weights_of(spec.data), strict=True):
+        if isinstance(source, HostText):
+            documents, pieces = windows_of(own_text, spec.sequence_length)
+            streams.append(Stream(rows_of(documents, pieces, 0, ONE_A_ROW), weight))
+            found.names.append("the host's own text")
+            continue
+        with _opened(job, source) as file:
+            digest = file.digest()
+            tokenised = tokenised_file(file, digest, tokenizer, job.cache_dir)
+        streams.append(Stream(found.take(file.name, digest, tokenised, spec), weight))
+    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+    batches = DataBatches(streams, spec, int(padding))
+    shares = batches.shares()
+    found.measured |= {"padding_share": shares.padding, "label_share": shares.labels}
+    judged = found.judged if found.judged.rows else None
+    return Data(batches, judged, found.digest, found.measured, found.notes(spec))
+
+
+@dataclass
+class _Found:
+    """What the files of one training amount to."""
+
+    judged: Judged = field(default_factory=Judged)
+    digest: str = ""
+    names: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    measured: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(
+            ("data_documents", "data_held_out", "data_tokens", "data_cut", "data_left_out"), 0.0
+        )
+    )
+
+    def take(self, name: str, digest: str, tokenised: Tokenised, spec: TrainSpec) -> Rows:
+        """Add a file's figures and return its rows.
+
+        Raises:
+            BadInputError: every sample is too long.
+        """
+        facts, longest = tokenised.facts, spec.sequence_length
+        is_text = facts["format"] == "text"
+        pieces = pieces_of(tokenised.train, longest, spec.samples, is_text=is_text)
+        held_out = pieces_of(tokenised.held_out, longest, SampleOptions(), is_text=is_text)
+        _check_left(name, pieces, spec)
+        if len(held_out.lengths):
+            judging = rows_of(tokenised.held_out, _first(held_out), longest, ONE_A_ROW)
+            self.judged.rows.append(judging)
+        self.digest += digest
+        self.names.append(f"{name} ({facts['format']}, sha256 {digest[:12]})")
+        self._remark(name, facts)
+        for key, value in {
+            "data_documents": len(tokenised.train),
+            "data_held_out": len(tokenised.held_out),
+            "data_tokens": int(pieces.lengths.sum()),
+            "data_cut": pieces.num_cut,
+            "data_left_out": pieces.num_left_out,
+        }.items():
+            self.measured[key] += value
+        return rows_of(tokenised.train, pieces, longest, spec.samples)
+
+    def _remark(self, name: str, facts: dict[str, object]) -> None:
+        if facts["is_template_ours"]:
+            self.remarks.append(
+                f"{name}: the tokenizer has no chat template, so conversations are written in "
+                "Slipway's own, like ChatML; the model keeps it"
+            )
+        if facts["num_last_only"]:
+            self.remarks.append(
+                f"{name}: of {facts['num_last_only']} conversations only some answers are learnt, "
+                "as the chat template writes the others differently once more turns follow"
+            )
+        if facts["num_empty"]:
+            self.remarks.append(f"{name}: {facts['num_empty']} empty records are left out")
+
+    def notes(self, spec: TrainSpec) -> dict[str, str]:
+        long = "cut" if spec.samples.too_long == "cut" else "left out"
+        rows = "packed, none sees another" if spec.samples.rows == "packed" else "one a row"
+        said = {
+            "data": "; ".join(self.names),
+            "samples": f"{rows}; what is longer than {spec.sequence_length} tokens is {long}",
+            "padding_share": "over the first epoch, or its first thousand micro-batches",
+        }
+        return said | ({"data_remarks": "; ".join(self.remarks)} if self.remarks else {})
+
+
+def _first(pieces: Pieces) -> Pieces:
+    return pieces._replace(
+        begins=pieces.begins[:HELD_OUT_ROWS], lengths=pieces.lengths[:HELD_OUT_ROWS]
+    )
+
+
+def _check_left(name: str, pieces: Pieces, spec: TrainSpec) -> None:
+    if len(pieces.lengths):
+        return
+    msg = (
+        f"{name}: nothing is left to learn: all {pieces.num_left_out} samples are longer than "
+        f"sequence_length, which is {spec.sequence_length}, or have no answer within it; raise it"
+    )
+    raise BadInputError(msg if pieces.num_left_out else f"{name}: no sample has two tokens")
+
+
+@contextmanager
+def _opened(job: Job, source: FileData | UploadedData) -> Iterator[DataFile]:
+    """Open a source's file: below a model folder of the host, or fetched for the attempt."""
+    if isinstance(source, UploadedData):
+        folder = job.attempt_dir / DATA_FOLDER
+        path, roots, name = folder / source.file_name, [folder], source.name
+    else:
+        roots = list(model_roots(job.host_dir))
+        path, name = (roots[0] / source.path).resolve(), Path(source.path).name
+    try:
+        handle = open_file(path, roots)
+    except MissingModelError as error:
+        raise MissingModelError(f"training data {name}: {error}") from None
+    with os.fdopen(handle, "rb") as file:
+        yield DataFile(name, file, source.format)
+
+
+def perplexity_of(loss: float) -> float:
+    """Return exp of a loss, where it is small enough to say anything."""
+    return math.exp(min(loss, 50.0))

@@ -1,0 +1,134 @@
+"""Which rows a step learns from: every source walked in an order of its own, epoch by epoch.
+
+Of several sources each block of rows has its share, exactly; no state is kept, so any rank and
+any resumed run finds its rows by the step's number.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from runners.jobs.runtime import BadInputError
+from runners.jobs.train.batches import IGNORED, Batch
+from runners.jobs.train.rows import Numbers, Rows
+from runners.jobspec import TrainSpec
+
+BLOCK_ROWS = 1024  # of several sources: in so many rows each has its share
+COUNTED_BATCHES = 1024  # of a run's beginning, by which padding and labels are told
+
+
+class Stream(NamedTuple):
+    """One source's rows, and its share of all rows."""
+
+    rows: Rows
+    weight: float = 1.0
+
+
+class Shares(NamedTuple):
+    """What rows are made of, as shares of their positions."""
+
+    padding: float
+    labels: float  # of what is not padding
+
+
+class DataBatches:
+    """Micro-batches of one source or several."""
+
+    def __init__(self, streams: Sequence[Stream], spec: TrainSpec, padding_id: int) -> None:
+        """Walk the streams in orders of the spec's seed; short rows are filled with a token."""
+        self._rows = [each.rows for each in streams]
+        self._spec = spec
+        self._padding_id = padding_id
+        self._quotas = _quotas([each.weight for each in streams])
+        self._orders: dict[int, tuple[int, Numbers]] = {}
+        self._block: tuple[int, Numbers] = (-1, np.zeros(0, dtype=np.int64))
+        is_packed = spec.samples.rows == "packed"
+        self._width = max(each.width for each in self._rows) if is_packed else None
+
+    def micro_batch(self, step: int, micro_step: int) -> Batch:
+        """Return one micro-batch of at most [micro_batch_size, sequence_length]."""
+        chosen = self._chosen(step, micro_step)
+        shape = (len(chosen), self._width or self._longest(chosen))
+        batch = Batch(
+            torch.full(shape, self._padding_id),
+            torch.full(shape, IGNORED),
+            torch.zeros(shape, dtype=torch.int64) if self._width else None,
+        )
+        for at, (source, row) in enumerate(chosen):
+            self._rows[source].fill(row, batch, at)
+        return batch
+
+    def num_tokens(self, step: int, micro_step: int) -> int:
+        """Return how many of a micro-batch's positions are no padding."""
+        chosen = self._chosen(step, micro_step)
+        return sum(int(self._rows[source].lengths[row]) for source, row in chosen)
+
+    def shares(self) -> Shares:
+        """Return what the first micro-batches are made of: of an epoch, or of very many."""
+        size = self._spec.micro_batch_size
+        num_rows = sum(map(len, self._rows))
+        count = max(1, min(COUNTED_BATCHES, num_rows // size))
+        positions = tokens = labels = 0
+        for number in range(count):
+            at = divmod(number, self._spec.gradient_accumulation_steps)
+            batch = self.micro_batch(*at)
+            positions += batch.input_ids.numel()
+            tokens += self.num_tokens(*at)
+            labels += batch.num_labels
+        return Shares(1.0 - tokens / positions, labels / tokens)
+
+    def _chosen(self, step: int, micro_step: int) -> list[tuple[int, int]]:
+        """Return source and row of each row of a micro-batch."""
+        first = step * self._spec.gradient_accumulation_steps + micro_step
+        first *= self._spec.micro_batch_size
+        return [self._row(first + at) for at in range(self._spec.micro_batch_size)]
+
+    def _longest(self, chosen: Sequence[tuple[int, int]]) -> int:
+        return max(int(self._rows[source].lengths[row]) for source, row in chosen)
+
+    def _row(self, number: int) -> tuple[int, int]:
+        """Return the source of the run's row of this number, and which of its rows it is."""
+        if len(self._rows) == 1:
+            return 0, self._walked(0, number)
+        block, at = divmod(number, BLOCK_ROWS)
+        sources = self._sources(block)
+        source = int(sources[at])
+        before = int(np.count_nonzero(sources[:at] == source))
+        return source, self._walked(source, block * self._quotas[source] + before)
+
+    def _sources(self, block: int) -> Numbers:
+        if self._block[0] != block:
+            generator = np.random.default_rng((self._spec.seed, len(self._rows), block))
+            once = np.repeat(np.arange(len(self._rows)), self._quotas)
+            self._block = block, generator.permutation(once)
+        return self._block[1]
+
+    def _walked(self, source: int, number: int) -> int:
+        """Return which of a source's rows comes as its own row of this number."""
+        epoch, at = divmod(number, len(self._rows[source]))
+        if self._orders.get(source, (-1, None))[0] != epoch:
+            generator = np.random.default_rng((self._spec.seed, source, epoch))
+            self._orders[source] = epoch, generator.permutation(len(self._rows[source]))
+        return int(self._orders[source][1][at])
+
+
+def _quotas(weights: Sequence[float]) -> list[int]:
+    """Return how many of a block's rows each source gives: at least one, by largest remainder.
+
+    Raises:
+        BadInputError: a source's weight is too small for one row of a block.
+    """
+    if min(weights) * BLOCK_ROWS < 1.0:
+        msg = (
+            f"a source's weight is {min(weights):.2g} of all; at least 1/{BLOCK_ROWS} is: leave "
+            "the source out, or give it more"
+        )
+        raise BadInputError(msg)
+    whole = [int(weight * BLOCK_ROWS) for weight in weights]
+    remainders = [weight * BLOCK_ROWS - each for weight, each in zip(weights, whole, strict=True)]
+    by_remainder = sorted(range(len(weights)), key=lambda at: -remainders[at])
+    for at in by_remainder[: BLOCK_ROWS - sum(whole)]:
+        whole[at] += 1
+    return whole

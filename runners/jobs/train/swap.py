@@ -1,0 +1,130 @@
+"""Activations that wait elsewhere from the forward pass until the backward pass asks for them.
+
+A GPU's go to the host's memory, a CPU's to a file; weights are no activations and stay.
+
+Source: Huang et al. 2020 (SwapAdvisor), ASPLOS.
+"""
+
+import contextlib
+import os
+import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from runners.jobs.runtime import BadInputError
+from runners.jobspec.training_memory import Away
+
+SMALLEST_BYTES = 4096  # a smaller tensor is not worth a trip: a page of memory
+
+
+class Place(NamedTuple):
+    """Where in the file a tensor lies, and what it is."""
+
+    offset: int
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+
+class DiskSwap:
+    """A file of one step's activations, which every step writes anew from its beginning."""
+
+    def __init__(self, model: torch.nn.Module, folder: Path) -> None:
+        """Open a file without a name in the folder: it is gone with the process."""
+        self._model = model
+        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - for the job
+        self._end = 0
+        self.written_bytes = 0
+        self._known: dict[tuple[object, ...], tuple[weakref.ref[object], Place]] = {}
+        self._kept: frozenset[int] = frozenset()
+
+    @contextlib.contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Let what the block keeps for backward passes wait in the file; those run in it."""
+        self._end = 0
+        self._known.clear()
+        self._kept = frozenset(
+            each.untyped_storage().data_ptr() for each in self._model.parameters()
+        )
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
+            yield
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor | Place:
+        storage = tensor.untyped_storage()
+        size = tensor.numel() * tensor.element_size()
+        if size < SMALLEST_BYTES or storage.data_ptr() in self._kept:
+            return tensor
+        view = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        key = (storage.data_ptr(), view, tensor._version)  # noqa: SLF001 - torch's own count
+        known = self._known.get(key)
+        if known is not None and known[0]() is storage:
+            return known[1]  # several operators keep one tensor: a norm's output, three products
+        place = Place(self._end, tensor.shape, tensor.dtype, tensor.device)
+        data = _bytes_of(tensor.detach().cpu().contiguous())
+        while data:
+            done = os.pwrite(self._file.fileno(), data, self._end)
+            self._end += done
+            data = data[done:]
+        self.written_bytes = max(self.written_bytes, self._end)
+        self._known[key] = (weakref.ref(storage), place)
+        return place
+
+    def _unpack(self, packed: torch.Tensor | Place) -> torch.Tensor:
+        if isinstance(packed, torch.Tensor):
+            return packed
+        found = torch.empty(packed.shape, dtype=packed.dtype)
+        data, at = _bytes_of(found), packed.offset
+        while data:
+            done = os.preadv(self._file.fileno(), [data], at)
+            if not done:
+                msg = f"the swap file ends at {at}, inside an activation"
+                raise OSError(msg)
+            at += done
+            data = data[done:]
+        return found.to(packed.device)
+
+
+def activations_away(
+    where: Away, model: torch.nn.Module, device: torch.device, folder: Path
+) -> "Swap":
+    """Return what opens, around each step, the place where its activations wait.
+
+    Raises:
+        BadInputError: a CPU's activations are in the host's memory already.
+    """
+    if where == "disk":
+        return Swap(DiskSwap(model, folder))
+    if where == "cpu" and device.type == "cpu":
+        msg = (
+            "activation_offload cpu: this host computes on its CPU, whose activations are in its "
+            "memory already; choose disk, or activation_recomputation full"
+        )
+        raise BadInputError(msg)
+    return Swap(None, to_host=where == "cpu")
+
+
+class Swap:
+    """One step's activations, wherever they wait."""
+
+    def __init__(self, disk: DiskSwap | None = None, *, to_host: bool = False) -> None:
+        self.disk = disk
+        self._to_host = to_host
+
+    def step(self) -> AbstractContextManager[object]:
+        """Return the context of one step's forward and backward passes."""
+        if self.disk is not None:
+            return self.disk.swapped()
+        if self._to_host:
+            return torch.autograd.graph.save_on_cpu(pin_memory=True)
+        return contextlib.nullcontext()
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Return a contiguous tensor's own memory."""
+    array: Any = tensor.flatten().view(torch.uint8).numpy()
+    return memoryview(array)

@@ -1,0 +1,255 @@
+"""The training loop on one or many ranks, paced by a time budget, a step limit or both."""
+
+import contextlib
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from transformers import PreTrainedModel
+
+from runners.jobs.evaluation import evaluate
+from runners.jobs.live_bytes import activations_counted
+from runners.jobs.memory import optimizer_bytes, terms_held
+from runners.jobs.ranks import ALONE, Ranks
+from runners.jobs.runtime import BadInputError, Job
+from runners.jobs.tokenizer import TokenIds
+from runners.jobs.train.batches import Batch, Batches
+from runners.jobs.train.checkpoint import TrainState
+from runners.jobs.train.fused_updates import FusedUpdate
+from runners.jobs.train.guard import SpikeGuard
+from runners.jobs.train.layout import Replicas, StepLoss
+from runners.jobs.train.layouts.choice import chosen_layout
+from runners.jobs.train.loss_scale import LossScale
+from runners.jobs.train.optimizers import build_optimizer
+from runners.jobs.train.recomputation import recompute
+from runners.jobs.train.schedule import Pace, learning_rate_ratio
+from runners.jobs.train.sources import Judged
+from runners.jobs.train.swap import activations_away
+from runners.jobspec import TrainSpec
+
+MAX_GRAD_NORM = 1.0
+METRIC_INTERVAL_SECONDS = 0.25  # at most four points a second reach the charts
+SAY_INTERVAL_SECONDS = 2.0  # a person reads one line of log in two seconds
+VALIDATION_TOKENS = 4096
+VALIDATIONS_PER_RUN = 8
+FIRST_STEPS_SKIPPED = 2  # allocation and kernel selection, not the speed of training
+
+
+@dataclass
+class Trainer:
+    """One run of training: model, data, optimizer and how far it is."""
+
+    job: Job
+    spec: TrainSpec
+    model: PreTrainedModel
+    batches: Batches
+    held_out_ids: TokenIds
+    device: torch.device
+    ranks: Ranks = ALONE
+    judged: Judged | None = None  # what the data kept back; None: held-out text of the host
+    state: TrainState = field(default_factory=TrainState)
+    step_seconds: list[float] = field(default_factory=list)
+    last_loss: float = math.nan
+    resumed_at_step: int | None = None
+
+    def __post_init__(self) -> None:
+        spec, scratch = self.spec, self.job.scratch_dir()
+        recompute(self.model, spec.activation_recomputation)
+        self.layout = chosen_layout(self.model, spec, self.device, self.ranks)
+        states = (spec.optimizer_offload, scratch)
+        trained = self.layout.trained
+        self.optimizer = build_optimizer(trained, spec.learning_rate, spec.optimizer, states)
+        check_fused(self.optimizer, self.ranks)
+        self.pace = Pace(spec.max_steps, spec.time_budget_seconds)
+        self._swap = activations_away(spec.activation_offload, self.model, self.device, scratch)
+        self.guard = SpikeGuard(
+            self.model.config.vocab_size,
+            spec.spike_loss_ratio,
+            spec.learning_rate,
+            skips=spec.on_spike == "skip",
+        )
+        is_scaled = spec.compute_dtype == "fp16" and isinstance(self.layout, Replicas)
+        self._scale = LossScale() if is_scaled else None
+        self._next_metric_at = 0.0
+        self._next_line_at = 0.0
+        self._next_validation = 1.0 / VALIDATIONS_PER_RUN
+        self._last_checkpoint_at = time.monotonic()
+
+    def resume(self) -> None:
+        """Continue from the lead's newest checkpoint, if it has one, with weights like its own."""
+        state = self.layout.resume(self.job.checkpoint_dir, self.optimizer)
+        if state is not None:
+            self.state = state
+            self.resumed_at_step = state.step
+            done = math.floor(self.pace.fraction(state) * VALIDATIONS_PER_RUN)
+            self._next_validation = (done + 1) / VALIDATIONS_PER_RUN
+
+    def run(self) -> bool:
+        """Train to the end; return False when a stop was asked for and a checkpoint stands.
+
+        Raises:
+            RankLostError: another rank was silent for longer than the job allows.
+            DivergedError: the loss leapt, or is no number any more.
+        """
+        self.model.train()
+        self.layout.begin()
+        while True:
+            is_stopped, is_due = self._agree()
+            if is_due and not is_stopped:
+                self.checkpoint()
+            if self.pace.fraction(self.state) >= 1.0:
+                return True
+            if is_stopped:
+                self.checkpoint()
+                return False
+            began = time.monotonic()
+            values = self._step()
+            if not self.step_seconds:
+                self.ranks.settle(self.spec.parallel)
+            self._after_step(values, began)
+
+    def _agree(self) -> tuple[bool, bool]:
+        """Take the lead's clock; return whether a stop was asked for, and a checkpoint is due."""
+        counts = self.ranks.is_lead or self.spec.parallel.on_lost_rank == "stop"
+        asks = counts and self.job.stop_requested.is_set()
+        elapsed = self.state.elapsed_seconds if self.ranks.is_lead else 0.0
+        since = time.monotonic() - self._last_checkpoint_at
+        is_due = self.ranks.is_lead and since >= self.spec.checkpoint_every_seconds
+        told = [float(asks), float(is_due), elapsed]
+        num_asking, due, self.state.elapsed_seconds = self.ranks.total(told)
+        return num_asking > 0, due > 0
+
+    def checkpoint(self) -> None:
+        """Save model, optimizer and progress, which the lead does for all."""
+        self.layout.synchronise()
+        self.layout.save(self.job.checkpoint_dir, self.optimizer, self.state)
+        self._last_checkpoint_at = time.monotonic()
+
+    def _step(self) -> dict[str, float]:
+        rate = self.spec.learning_rate * learning_rate_ratio(self.pace.fraction(self.state))
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        own = self.layout.share(self._micro_steps)
+        mine = self._gradients([self.batches.micro_batch(self.state.step, index) for index in own])
+        self.last_loss = mine.loss
+        norm = self._clipped_norm()
+        if norm is not None and self.guard.allows(self.state.step + 1, mine.loss, norm):
+            self.optimizer.step()
+        if not self.step_seconds:
+            self.tell_held(optimizer_states=optimizer_bytes(self.optimizer))
+        self.optimizer.zero_grad(set_to_none=True)
+        self.layout.updated()
+        loss = mine.loss if self.ranks.is_lead else mine.own_loss
+        skipped = {} if norm is not None else {"loss_scale_overflow": 1.0}
+        figures = {**skipped, **self.layout.figures()}
+        return {"loss": loss, "grad_norm": norm or 0.0, "learning_rate": rate, **figures}
+
+    def _clipped_norm(self) -> float | None:
+        """Clip the gradients; return the norm that they had, None where scaled ones overflowed."""
+        if isinstance(self.optimizer, FusedUpdate):
+            return self.optimizer.norm()
+        if self._scale is not None and not self._scale.unscale(self.model.parameters()):
+            return None
+        return self.layout.clip(MAX_GRAD_NORM)
+
+    def _gradients(self, batches: list[Batch]) -> StepLoss:
+        """Leave the step's gradients in the model; in the first step, count what that takes."""
+        is_counted = not self.step_seconds and self.ranks.is_alone
+        counting = activations_counted(self.model) if is_counted else contextlib.nullcontext()
+        if self._scale is not None and isinstance(self.layout, Replicas):
+            self.layout.loss_scale = self._scale.value
+        with counting as live, self._swap.step():
+            mine = self.layout.gradients(batches)
+        if not self.step_seconds:  # told in this order: the next allocation may be one too many
+            activations = {} if live is None else {"activations": live.peak}
+            self.tell_held(gradients=self._gradients_held(), **activations)
+        return mine
+
+    def _gradients_held(self) -> int:
+        if isinstance(self.optimizer, FusedUpdate):
+            return self.optimizer.peak_gradient_bytes
+        return self.layout.gradient_bytes()
+
+    def tell_held(self, **held: int) -> None:
+        """Say which bytes are held from the step on that comes next."""
+        self.job.emitter.metric(terms_held(held), step=self.state.step + 1)
+
+    @property
+    def _micro_steps(self) -> int:
+        return self.spec.gradient_accumulation_steps
+
+    def _after_step(self, values: Mapping[str, float], began: float) -> None:
+        seconds = time.monotonic() - began
+        tokens = self._num_tokens(range(self._micro_steps))
+        own = self._num_tokens(self.layout.share(self._micro_steps))
+        self.state.step += 1
+        self.state.tokens += tokens
+        self.step_seconds.append(seconds)
+        said = tokens if self.ranks.is_lead else own
+        speed = {"tokens_per_second": said / seconds, "step_seconds": seconds}
+        self._emit({**values, **speed})
+        self._validate_when_due()
+        self.state.elapsed_seconds += time.monotonic() - began
+
+    def _num_tokens(self, micro_steps: range) -> int:
+        return sum(self.batches.num_tokens(self.state.step, each) for each in micro_steps)
+
+    def _emit(self, values: Mapping[str, float]) -> None:
+        now = time.monotonic()
+        is_last = self.pace.fraction(self.state) >= 1.0
+        if now < self._next_metric_at and not is_last:
+            return
+        self._next_metric_at = now + METRIC_INTERVAL_SECONDS
+        self.job.emitter.metric(values, step=self.state.step)
+        if now >= self._next_line_at or is_last:
+            self._next_line_at = now + SAY_INTERVAL_SECONDS
+            self.job.emitter.say(self.ranks.name + step_line(self.state.step, values))
+        self.job.emitter.progress(
+            *self.pace.progress(self.state), self.pace.eta_seconds(self.state)
+        )
+
+    def _validate_when_due(self) -> None:
+        fraction = self.pace.fraction(self.state)
+        if fraction < self._next_validation or fraction >= 1.0:
+            return
+        self._next_validation += 1.0 / VALIDATIONS_PER_RUN
+        self.layout.synchronise()
+        model = self.layout.whole()
+        if model is not None:
+            loss = self.validation_loss(model)
+            self.job.emitter.metric({"validation_loss": loss}, step=self.state.step)
+
+    def validation_loss(self, model: PreTrainedModel) -> float:
+        """Return a model's mean loss, in nats a token, on what no step learns from."""
+        if self.judged is not None:
+            return self.judged.loss(model)
+        return math.log(evaluate(model, self.held_out_ids, VALIDATION_TOKENS).value)
+
+
+def check_fused(optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:
+    """Refuse to update weights before the ranks' gradients have met.
+
+    Raises:
+        BadInputError: the optimiser is fused and there are several ranks.
+    """
+    if isinstance(optimizer, FusedUpdate) and not ranks.is_alone:
+        msg = (
+            f"{type(optimizer).__name__} updates each weight as its gradient comes, before the "
+            f"gradients of {ranks.size} ranks could meet; use one device, or adamw_8bit"
+        )
+        raise BadInputError(msg)
+
+
+def step_line(step: int, values: Mapping[str, float]) -> str:
+    """Return one line of log about a step."""
+    return (
+        f"step {step}  loss {values['loss']:.4f}  lr {values['learning_rate']:.2e}  "
+        f"grad_norm {values['grad_norm']:.2f}  {values['tokens_per_second']:,.0f} tok/s"
+    )
+
+
+def steady(values: list[float]) -> list[float]:
+    """Return the step times without the first ones, unless there are no others."""
+    return values[FIRST_STEPS_SKIPPED:] or values

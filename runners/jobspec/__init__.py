@@ -1,0 +1,121 @@
+"""What a job is asked to do: one typed document per job kind, never a command string.
+
+The web side fills it from the chosen plan; the host renders it to argv from its own
+allow-list (``runners/attempts.py``); the job process reads it from ``spec.json``.
+"""
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from runners.jobspec.base import (
+    START_SECONDS,
+    ArtefactModel,
+    ComputeDtype,
+    DataParallel,
+    DemoModel,
+    FolderModel,
+    JobDocument,
+    ModelRef,
+    RandomModel,
+    RunDocument,
+    SecretName,
+)
+from runners.jobspec.data import (
+    FileData,
+    HostText,
+    MixedData,
+    SampleOptions,
+    TrainData,
+    UploadedData,
+    WeightedData,
+)
+from runners.jobspec.generate import (
+    Attention,
+    Batching,
+    DemoPrompts,
+    DraftGuess,
+    FilePrompts,
+    GenerateSpec,
+    InlinePrompts,
+    KvCache,
+    PromptLookup,
+    Prompts,
+    Speculation,
+)
+from runners.jobspec.others import (
+    BenchmarkSpec,
+    CompressSpec,
+    DrillSpec,
+    EvaluateSpec,
+)
+from runners.jobspec.serve import (
+    NamedAdapter,
+    ServeSpec,
+)
+from runners.jobspec.train import (
+    TrainSpec,
+)
+
+__all__ = [
+    "START_SECONDS",
+    "ArtefactModel",
+    "Attention",
+    "Batching",
+    "BenchmarkSpec",
+    "CompressSpec",
+    "ComputeDtype",
+    "DataParallel",
+    "DemoModel",
+    "DemoPrompts",
+    "DraftGuess",
+    "DrillSpec",
+    "EvaluateSpec",
+    "FileData",
+    "FilePrompts",
+    "FolderModel",
+    "GenerateSpec",
+    "HostText",
+    "InlinePrompts",
+    "JobDocument",
+    "JobSpec",
+    "KvCache",
+    "MixedData",
+    "ModelRef",
+    "ModelSpec",
+    "NamedAdapter",
+    "PromptLookup",
+    "Prompts",
+    "RandomModel",
+    "RunDocument",
+    "SampleOptions",
+    "SecretName",
+    "ServeSpec",
+    "Speculation",
+    "TrainData",
+    "TrainSpec",
+    "UploadedData",
+    "WeightedData",
+    "upgraded",
+]
+
+
+def upgraded(document: object) -> object:
+    """Return a stored spec in today's words: the kind ``quantize`` is a ``compress`` now."""
+    if not isinstance(document, dict) or document.get("kind") != "quantize":
+        return document
+    fields = {name: value for name, value in document.items() if name != "weight_dtype"}
+    dtype = document.get("weight_dtype", "int8")
+    return {**fields, "kind": "compress", "method": "nf4" if dtype == "int4" else dtype}
+
+
+_Model = Annotated[
+    TrainSpec | CompressSpec | EvaluateSpec | BenchmarkSpec | GenerateSpec | ServeSpec,
+    Field(discriminator="kind"),
+]
+_Any = Annotated[
+    TrainSpec | CompressSpec | EvaluateSpec | BenchmarkSpec | GenerateSpec | ServeSpec | DrillSpec,
+    Field(discriminator="kind"),
+]
+ModelSpec = Annotated[_Model, BeforeValidator(upgraded)]  # what works on a model
+JobSpec = Annotated[_Any, BeforeValidator(upgraded)]

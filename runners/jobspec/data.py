@@ -1,0 +1,101 @@
+"""What a training reads: the host's own text, files of the host, uploads, or several of them."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PositiveFloat, StringConstraints, model_validator
+
+from runners.datasets.records import Format, suffix_of
+from runners.jobspec.base import JobDocument
+
+DATA_FOLDER = "data"  # of an attempt: where its host puts what it fetched from the server
+MAX_UPLOAD_BYTES = 256 * 1024**2
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+DatasetId = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z]{1,26}$")]
+
+
+class HostText(JobDocument):
+    """The text that every host has: Python's own files, licences, manuals."""
+
+    source: Literal["host"] = "host"
+
+
+class FileData(JobDocument):
+    """A .jsonl or .txt file below a model folder of the host; the first record says how."""
+
+    source: Literal["file"] = "file"
+    path: str = Field(min_length=1, max_length=1000)
+    format: Format | None = None
+
+
+class UploadedData(JobDocument):
+    """A file that was handed to the server, and that the host fetches before the job starts."""
+
+    source: Literal["upload"] = "upload"
+    dataset_id: DatasetId
+    name: str = Field(max_length=200)
+    sha256: Sha256
+    size_bytes: int = Field(ge=1, le=MAX_UPLOAD_BYTES)
+    format: Format | None = None
+
+    @model_validator(mode="after")
+    def _is_readable(self) -> Self:
+        suffix_of(self.name)
+        return self
+
+    @property
+    def file_name(self) -> str:
+        """Return the name under which the file lies in the attempt's folder."""
+        return self.dataset_id + suffix_of(self.name)
+
+
+OneSource = Annotated[HostText | FileData | UploadedData, Field(discriminator="source")]
+
+
+class WeightedData(JobDocument):
+    """One of several sources, and its share of the rows against the others' weights."""
+
+    data: OneSource
+    weight: PositiveFloat
+
+
+class MixedData(JobDocument):
+    """Several sources, from which rows come in proportion to their weights."""
+
+    source: Literal["mixed"] = "mixed"
+    parts: tuple[WeightedData, ...] = Field(min_length=2, max_length=16)
+
+
+TrainData = Annotated[
+    HostText | FileData | UploadedData | MixedData, Field(discriminator="source")
+]
+
+
+class SampleOptions(JobDocument):
+    """How samples become rows of a step.
+
+    ``packed``: short ones share a row, and none sees another. ``padded``: one a row. What is
+    longer than a row is ``cut`` - plain text into several pieces - or left out.
+    """
+
+    rows: Literal["packed", "padded"] = "packed"
+    too_long: Literal["cut", "leave_out"] = "cut"
+
+
+def sources_of(data: TrainData) -> tuple[HostText | FileData | UploadedData, ...]:
+    """Return what a training reads, one by one."""
+    if isinstance(data, MixedData):
+        return tuple(part.data for part in data.parts)
+    return (data,)
+
+
+def weights_of(data: TrainData) -> tuple[float, ...]:
+    """Return the share of the rows that each source gives; they sum to 1."""
+    if not isinstance(data, MixedData):
+        return (1.0,)
+    total = sum(part.weight for part in data.parts)
+    return tuple(part.weight / total for part in data.parts)
+
+
+def uploads_of(data: TrainData) -> tuple[UploadedData, ...]:
+    """Return the uploads among the sources."""
+    return tuple(each for each in sources_of(data) if isinstance(each, UploadedData))

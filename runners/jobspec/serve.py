@@ -1,0 +1,57 @@
+"""What an endpoint is asked to do."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from runners.compress_options import WeightDtype
+from runners.endpoint_spec import ON_GPUS, EndpointSettings, ServedName
+from runners.jobspec.base import ArtefactModel, FolderModel, JobDocument, ModelRef, RunDocument
+from runners.jobspec.engine import EngineOptions
+
+
+class NamedAdapter(JobDocument):
+    """An adapter in peft's format on the host, and the name by which clients ask for it."""
+
+    name: ServedName
+    adapter: Annotated[FolderModel | ArtefactModel, Field(discriminator="source")]
+
+
+def check_names(names: list[str]) -> None:
+    """Refuse a name that is given twice.
+
+    Raises:
+        ValueError: with the name.
+    """
+    if twice := next((each for each in names if names.count(each) > 1), None):
+        msg = f"adapters: the name {twice} is given twice; each name is asked for by itself"
+        raise ValueError(msg)
+
+
+class ServeSpec(RunDocument, EndpointSettings):
+    """Answer requests over HTTP, in OpenAI's form, until it is stopped or nobody asks.
+
+    Each request names the model or one of its ``adapters``; one batch holds all of them.
+    """
+
+    kind: Literal["serve"] = "serve"
+    model: ModelRef
+    weight_dtype: WeightDtype = "bf16"
+    adapters: tuple[NamedAdapter, ...] = Field(default=(), max_length=64)
+    seed: int = 17
+    engine_options: EngineOptions | None = None  # of an engine that has GPUs of its own
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        check_names([self.served_name, *(each.name for each in self.adapters)])
+        return self
+
+    @model_validator(mode="after")
+    def _options_are_for_the_engine(self) -> Self:
+        if self.engine_options is not None and self.engine not in ON_GPUS:
+            msg = (
+                f"engine_options are of {' and '.join(ON_GPUS)}, and engine is {self.engine}; "
+                "leave them out, or choose one of those"
+            )
+            raise ValueError(msg)
+        return self

@@ -1,0 +1,130 @@
+"""What a training is asked to do."""
+
+from typing import Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from runners.adapter_options import LoraOptions, QuantizedTraining
+from runners.jobspec.base import (
+    ArtefactModel,
+    ComputeDtype,
+    DataParallel,
+    DemoModel,
+    FolderModel,
+    ModelRef,
+)
+from runners.jobspec.data import HostText, SampleOptions, TrainData
+from runners.jobspec.training_memory import LengthSchedule, TrainingMemory, check_lengths
+from runners.layout_options import LayoutOptions
+
+
+class TrainSpec(TrainingMemory):
+    """Train or continue to train a model: on the host's own text, or on ``data``.
+
+    One step takes ``gradient_accumulation_steps`` micro-batches, which the ranks share: however
+    many they are, the step is the same. With ``lora`` the weights stay and an adapter learns.
+    With ``quantized`` integers take part, and what is left lies on their grid.
+    ``length_schedule`` trains shares of the steps at shorter lengths first, in more rows.
+    ``layout``: how the ranks share the work; without one each holds a whole copy.
+    """
+
+    kind: Literal["train"] = "train"
+    model: ModelRef = DemoModel()
+    sequence_length: PositiveInt = 256
+    length_schedule: LengthSchedule | None = Field(default=None, max_length=16)
+    micro_batch_size: PositiveInt = 2  # many small steps beat few large ones in so short a run
+    gradient_accumulation_steps: PositiveInt = 1
+    learning_rate: PositiveFloat = 3e-3
+    max_steps: PositiveInt | None = None
+    time_budget_seconds: PositiveFloat | None = 120.0
+    compute_dtype: ComputeDtype = "bf16"
+    lora: LoraOptions | None = None
+    quantized: QuantizedTraining | None = None
+    data: TrainData = HostText()
+    samples: SampleOptions = SampleOptions()  # of files: the host's own text comes in windows
+    seed: int = 17
+    checkpoint_every_seconds: PositiveFloat = 30.0
+    parallel: DataParallel = DataParallel()
+    layout: LayoutOptions | None = None
+
+    @model_validator(mode="after")
+    def _ends_some_time(self) -> Self:
+        if self.max_steps is None and self.time_budget_seconds is None:
+            msg = "training needs an end: give max_steps or time_budget_seconds, or both"
+            raise ValueError(msg)
+        self.check_fused(self.gradient_accumulation_steps, self.compute_dtype)
+        self._check_integers()
+        if self.length_schedule:
+            if not isinstance(self.data, HostText):
+                raise ValueError(
+                    "length_schedule cuts the host's own text anew at each length, and files "
+                    "have rows of their own; choose data host, or no schedule"
+                )
+            tokens = self.micro_batch_size * self.sequence_length
+            check_lengths(self.length_schedule, self.sequence_length, tokens, self.max_steps)
+        if self.lora is not None and not isinstance(self.model, FolderModel | ArtefactModel):
+            msg = (
+                f"lora adapts trained weights, and a '{self.model.source}' model has none; name "
+                "a folder, or the model of an earlier job"
+            )
+            raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
+    def _is_laid_out(self) -> Self:
+        layout = self.layout
+        if layout is None:
+            return self
+        if self.parallel.on_lost_rank == "shrink":
+            msg = (
+                "on_lost_rank is shrink, and a layout is for a fixed number of ranks; choose "
+                "stop, or leave the layout out"
+            )
+            raise ValueError(msg)
+        self._check_away(layout)
+        if self.activation_offload != "none" and not layout.is_whole_copies:
+            msg = (
+                f"activation_offload is {self.activation_offload}, which goes with whole copies "
+                "of the model; leave it or the other parallel sizes out"
+            )
+            raise ValueError(msg)
+        if self.lora is not None and not layout.is_whole_copies:
+            msg = "lora trains on whole copies of the model; leave the other parallel sizes out"
+            raise ValueError(msg)
+        if self.gradient_accumulation_steps % layout.data_parallel_size:
+            msg = (
+                f"gradient_accumulation_steps is {self.gradient_accumulation_steps}, which "
+                f"data_parallel_size {layout.data_parallel_size} does not divide; take a multiple"
+            )
+            raise ValueError(msg)
+        return self
+
+    def _check_away(self, layout: LayoutOptions) -> None:
+        if layout.is_whole_copies:
+            return
+        asked = {
+            "optimizer": (self.optimizer, "adamw"),
+            "optimizer_offload": (self.optimizer_offload, "none"),
+            "quantized": (self.quantized and self.quantized.method, None),
+        }
+        for name, (value, usual) in asked.items():
+            if value != usual:
+                raise ValueError(
+                    f"{name} is {value}, which goes with whole copies of the model; leave it or "
+                    "the other parallel sizes out"
+                )
+
+    def _check_integers(self) -> None:
+        if self.quantized is None:
+            return
+        method = self.quantized.method
+        if self.lora is not None:
+            raise ValueError(
+                f"quantized.method {method} changes the layers that lora would adapt; choose one "
+                "of them, or lora with base_dtype nf4"
+            )
+        if method == "alphatuning" and not isinstance(self.model, FolderModel | ArtefactModel):
+            raise ValueError(
+                f"quantized.method alphatuning trains the scales of trained weights, and a "
+                f"'{self.model.source}' model has none; name a folder, or an earlier job's model"
+            )

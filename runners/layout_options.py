@@ -1,0 +1,155 @@
+"""How a training is laid out over its ranks, in the planner's names.
+
+Every size is in ranks. Tensor ranks are neighbours, then those that share a sequence, then the
+copies that shard their states, then whole copies, and pipeline stages lie farthest apart.
+"""
+
+import math
+from collections.abc import Iterator
+from itertools import chain
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+
+PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
+GradientCompression = Literal["fp16", "bf16", "int8", "powersgd"]
+ContextMethod = Literal["gathered", "ring"]
+WOVEN = frozenset({"interleaved", "zero_bubble"})
+SHARDED_GRADIENTS, SHARDED_WEIGHTS = 2, 3  # ZeRO's stages from which on they are
+SIZES = (
+    "data_parallel_size",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "context_parallel_size",
+)
+
+
+class LayoutOptions(BaseModel):
+    """Which ranks hold which part of a training; experts are divided among data ranks.
+
+    ``zero_shard_size``: how many copies share their states, all of them where it is left out;
+    several such groups hold the same (hybrid sharding). ``pipeline_layers``: each stage's layers,
+    the first stage's first; even where it is left out.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    data_parallel_size: PositiveInt = 1
+    zero_stage: int = Field(default=0, ge=0, le=3)
+    zero_shard_size: PositiveInt | None = None
+    tensor_parallel_size: PositiveInt = 1
+    sequence_parallel: bool = False
+    context_parallel_size: PositiveInt = 1
+    context_method: ContextMethod = "gathered"
+    pipeline_parallel_size: PositiveInt = 1
+    pipeline_schedule: PipelineSchedule = "1f1b"
+    virtual_pipeline_size: PositiveInt = 1
+    pipeline_layers: tuple[PositiveInt, ...] | None = None
+    expert_parallel_size: PositiveInt = 1
+    gradient_compression: GradientCompression | None = None
+    powersgd_rank: PositiveInt = 4
+    synchronization_interval_steps: PositiveInt = 1
+
+    @property
+    def world_size(self) -> int:
+        """Return how many ranks the layout takes."""
+        return math.prod(getattr(self, name) for name in SIZES)
+
+    @property
+    def shard_copies(self) -> int:
+        """Return how many copies share their states."""
+        if not self.zero_stage:
+            return 1
+        return self.zero_shard_size or self.data_parallel_size
+
+    @property
+    def num_stages(self) -> int:
+        """Return how many runs of layers there are, all ranks together."""
+        return self.pipeline_parallel_size * self.virtual_pipeline_size
+
+    @property
+    def is_whole_copies(self) -> bool:
+        """Tell whether every rank holds the whole model and all of its states."""
+        return self.world_size == self.data_parallel_size and not (
+            self.zero_stage or self.expert_parallel_size > 1
+        )
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        for why in chain(_copies(self), _divisions(self), _exchanges(self)):
+            raise ValueError(why)
+        return self
+
+
+def _copies(asked: LayoutOptions) -> Iterator[str]:
+    """Yield how the copies contradict what they share."""
+    copies, experts = asked.data_parallel_size, asked.expert_parallel_size
+    if copies % asked.shard_copies:
+        yield (
+            f"zero_shard_size is {asked.shard_copies}: it must divide data_parallel_size, which "
+            f"is {copies}"
+        )
+    if copies % experts:
+        yield (
+            f"expert_parallel_size is {experts}: it must divide data_parallel_size, which is "
+            f"{copies}"
+        )
+    if experts > 1 and asked.zero_stage:
+        yield (
+            f"expert_parallel_size is {experts} and zero_stage {asked.zero_stage}: experts are "
+            "divided whole; take zero_stage 0"
+        )
+    if experts > 1 and asked.tensor_parallel_size > 1:
+        yield (
+            f"expert_parallel_size is {experts} and tensor_parallel_size "
+            f"{asked.tensor_parallel_size}: experts are divided whole; take one of them"
+        )
+    if asked.zero_stage == SHARDED_GRADIENTS and asked.pipeline_parallel_size > 1:
+        yield (
+            f"zero_stage is 2 and pipeline_parallel_size {asked.pipeline_parallel_size}: a stage "
+            "sums its gradients over all micro-batches first; take zero_stage 1"
+        )
+
+
+def _divisions(asked: LayoutOptions) -> Iterator[str]:
+    """Yield how the divisions of sequences and layers contradict each other."""
+    layers = asked.pipeline_layers or ()
+    if asked.sequence_parallel and asked.tensor_parallel_size == 1:
+        yield (
+            "sequence_parallel divides what tensor parallel leaves whole; take a "
+            "tensor_parallel_size above 1, or leave it out"
+        )
+    if asked.sequence_parallel and asked.context_parallel_size > 1:
+        yield "sequence_parallel and context_parallel_size both divide the sequence; take one"
+    if asked.virtual_pipeline_size > 1 and asked.pipeline_schedule not in WOVEN:
+        yield (
+            f"virtual_pipeline_size is {asked.virtual_pipeline_size}, which schedule "
+            f"{asked.pipeline_schedule} does not weave; take interleaved or zero_bubble"
+        )
+    if asked.virtual_pipeline_size > 1 and asked.pipeline_parallel_size == 1:
+        yield (
+            f"virtual_pipeline_size is {asked.virtual_pipeline_size} on one rank; take a "
+            "pipeline_parallel_size above 1, or leave it out"
+        )
+    if layers and len(layers) != asked.num_stages:
+        yield f"pipeline_layers names {len(layers)} stages, but there are {asked.num_stages}"
+
+
+def _exchanges(asked: LayoutOptions) -> Iterator[str]:
+    """Yield how what is exchanged less contradicts the rest."""
+    method, interval = asked.gradient_compression, asked.synchronization_interval_steps
+    if method is not None and not asked.is_whole_copies:
+        yield (
+            f"gradient_compression is {method}: it compresses what whole copies exchange; leave "
+            "ZeRO, tensor, pipeline, context and expert parallel out"
+        )
+    if interval > 1 and not asked.is_whole_copies:
+        yield (
+            f"synchronization_interval_steps is {interval}: whole copies alone may part; leave "
+            "ZeRO and the other parallel sizes out"
+        )
+    if interval > 1 and method is not None:
+        yield (
+            f"synchronization_interval_steps is {interval}: weights are exchanged and no "
+            f"gradients that {method} could compress; leave gradient_compression out"
+        )

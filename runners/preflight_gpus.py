@@ -1,0 +1,94 @@
+"""What an environment for GPUs asks of a host: a GPU new enough, a driver for it, a compiler."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+
+from runners import probe
+from runners.cuda import cuda_of_driver
+from runners.environments.pins import Pins, Version
+from runners.facts import GpuFacts
+from runners.preflight_messages import PreflightCheck, no, yes
+
+COMPILERS = ("cc", "gcc", "clang")  # what Triton calls for the starters of its kernels
+
+
+def checks(
+    pins: Pins, library: probe.Library | None, wanted: Sequence[str]
+) -> Iterator[PreflightCheck]:
+    """Yield what a host is, held to an environment; nothing for one that needs no GPU.
+
+    ``wanted``: uuids of the GPUs that the attempt was given; none: every one there is.
+    """
+    if pins.cuda is None:
+        return
+    found = list(probe.gpu_facts(library)) if library else []
+    gpus = [gpu for gpu in found if not wanted or gpu.uuid in wanted]
+    yield _gpu(pins, gpus)
+    if library and gpus:
+        yield driver_check(cuda_of_driver(library), pins.cuda, f"The environment {pins.name}")
+    yield _compiler(pins)
+
+
+def _gpu(pins: Pins, gpus: Sequence[GpuFacts]) -> PreflightCheck:
+    least = pins.compute_capability or (0, 0)
+    asked = f"of compute capability {least[0]}.{least[1]} or newer"
+    if not gpus:
+        why = probe.driver_problem() or "no NVIDIA driver and no NVIDIA GPU answer here"
+        cuda = f"{pins.cuda[0]}.{pins.cuda[1]}" if pins.cuda else ""
+        return no(
+            "GPU",
+            f"The environment {pins.name} runs on NVIDIA GPUs {asked}, with a driver for CUDA "
+            f"{cuda}, and this host has none: {why[:200]}.",
+            "Choose a host with such a GPU, or an engine that runs on processors: slipway, "
+            "or llamacpp for GGUF files.",
+        )
+    old = [gpu for gpu in gpus if _capability(gpu) < least]
+    if not old:
+        return yes("GPU", f"{len(gpus)} GPUs {asked}, as {pins.name} needs.")
+    named = ", ".join(f"{gpu.name} ({gpu.compute_capability or 'unknown'})" for gpu in old)[:400]
+    return no(
+        "GPU",
+        f"The environment {pins.name} needs GPUs {asked}; too old are {named}.",
+        "Choose a host with newer GPUs, or the engine slipway.",
+    )
+
+
+def _capability(gpu: GpuFacts) -> Version:
+    major, _, minor = (gpu.compute_capability or "0.0").partition(".")
+    return int(major), int(minor or 0)
+
+
+def _compiler(pins: Pins) -> PreflightCheck:
+    found = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if found:
+        return yes("compiler", f"A C compiler is {found}.")
+    return no(
+        "compiler",
+        f"{pins.name} compiles kernels as it starts, and this host has none of "
+        f"{', '.join(COMPILERS)}.",
+        "Install a C compiler on the host, such as gcc.",
+    )
+
+
+def driver_check(
+    driver: Version | None, built_with: Version | None, what: str = "torch"
+) -> PreflightCheck:
+    """Judge whether the driver runs what torch, or an environment, was built with.
+
+    Within one major version of CUDA an older driver runs what newer minor versions built.
+
+    Source: NVIDIA, CUDA Compatibility, "Minor Version Compatibility".
+    """
+    if built_with is None:
+        remedy = "Install a torch with CUDA on the host, as pytorch.org says for its driver."
+        return no("driver", "torch is built without CUDA, so no GPU would be used.", remedy)
+    built = f"{what} is built with CUDA {built_with[0]}.{built_with[1]}"
+    if driver is None:
+        return no("driver", f"{built}, and the driver does not say what it runs.", _UPDATE)
+    sentence = f"{built}; the driver runs up to {driver[0]}.{driver[1]}."
+    if driver[0] >= built_with[0]:
+        return yes("driver", sentence)
+    return no("driver", sentence, _UPDATE)
+
+
+_UPDATE = "Install a newer driver on the host, or a torch that is built for this one."

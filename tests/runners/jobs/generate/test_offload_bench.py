@@ -1,0 +1,133 @@
+"""The bench of a policy asks the planner, gives both ways one cap, and compares like with like."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from planner.api import estimate
+from runners.generate_options import PolicyOffload
+from runners.jobs.generate.offload_process import Way
+from runners.jobs.generate.offload_ways import DTYPE, Order, answers_of, prompts_of
+from runners.jobs.loading import demo_config, fresh_model
+from runners.jobs.offload_bench import Effort, in_turns, policy_of, question, rooms
+from runners.jobspec import DemoModel
+
+MB = 10**6
+MACHINE = {
+    "memory_bandwidth_bytes_per_second": 20e9,
+    "peak_flops_per_second": {"bf16": 3e11},
+    "host_to_device_bandwidth_bytes_per_second": 10e9,
+    "runtime_overhead_bytes": 450 * MB,
+    "provenance": "measured",
+    "disk_bandwidth_bytes_per_second": 1e9,
+}
+TINY = Effort(
+    shape=DemoModel(
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        vocab_size=512,
+        max_position_embeddings=64,
+    ),
+    cap_bytes=800 * MB,
+    num_prompts=4,
+    input_tokens=8,
+    output_tokens=3,
+    rounds=1,
+)
+
+
+def test_the_planner_puts_on_disk_what_the_cap_does_not_hold():
+    request = question(Effort(), dict(MACHINE))
+
+    policy = policy_of(request)
+
+    assert policy.weights_disk + policy.kv_disk > 0
+    assert policy.weights_cpu + policy.kv_cpu < 0.001  # there is no memory beside the cap
+    assert Effort().num_prompts % policy.micro_batch_size == 0
+
+
+def test_a_cap_that_nothing_fits_is_told():
+    with pytest.raises(RuntimeError, match="the planner has no policy for this cap"):
+        policy_of(question(Effort(cap_bytes=300 * MB), dict(MACHINE)))
+
+
+def test_accelerates_map_has_all_of_the_cap_that_its_batch_leaves():
+    effort = Effort()
+    request = question(effort, dict(MACHINE))
+
+    found = rooms(effort, request)
+
+    assert list(found) == [32, 16]
+    assert sorted(found.values()) == list(found.values())
+    held = estimate(request).memory.breakdown_bytes
+    assert found[32] + sum(held.values()) - held["weights"] == effort.cap_bytes
+
+
+@pytest.fixture(scope="module")
+def orders(tmp_path_factory):
+    """Return both ways' orders over one tiny model."""
+    folder = tmp_path_factory.mktemp("bench") / "model"
+    fresh_model(demo_config(TINY.shape), DTYPE).save_pretrained(str(folder))
+    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    order = Order(
+        folder=str(folder),
+        scratch=str(folder.parent),
+        num_prompts=TINY.num_prompts,
+        input_tokens=TINY.input_tokens,
+        output_tokens=TINY.output_tokens,
+        vocab_size=TINY.shape.vocab_size,
+    )
+    policy = PolicyOffload(weights_disk=0.5, kv_disk=1.0, micro_batch_size=2)
+    theirs = {"memory_bytes": int(0.6 * weights), "batch_size": 2}
+    return order.model_copy(update={"policy": policy}), order.model_copy(update=theirs)
+
+
+def test_both_ways_write_the_same_and_only_ours_says_what_lay_where(orders):
+    (ours, figures), (theirs, none) = map(answers_of, orders)
+    pile = prompts_of(orders[0])
+
+    assert ours(pile) == theirs(pile)
+    assert figures()["kv_disk"] == 1.0
+    assert none() == {}
+
+
+def way_of(*rounds):
+    """A process that says prepared lines, one each time it is asked."""
+    lines = [json.dumps({**each, "processor_seconds": 1, "read_bytes": 1}) for each in rounds]
+    code = f"import sys\nfor line in {lines!r}:\n  sys.stdin.readline(); print(line, flush=True)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    return Way(process, process.stdin, process.stdout)
+
+
+def answered(seconds, *answers):
+    return {"seconds": seconds, "answers": list(answers), "figures": {}}
+
+
+def test_the_first_round_of_each_way_is_not_counted():
+    effort = replace(TINY, num_prompts=2, rounds=2)
+    theirs = way_of(*(answered(each, "a", "b") for each in (50.0, 8.0, 2.0)))
+    ours = way_of(*(answered(each, "a", "b") for each in (0.1, 2.0, 2.0)))
+
+    found = in_turns([theirs, ours], effort)
+
+    assert (found.value, found.n, found.of) == (pytest.approx(2.0), 2, "seconds")
+
+
+def test_ways_that_write_different_text_are_not_compared():
+    effort = replace(TINY, num_prompts=2, rounds=1)
+
+    with pytest.raises(RuntimeError, match="only 50% of the answers are the same"):
+        in_turns([way_of(answered(1.0, "a", "b")), way_of(answered(1.0, "a", "c"))], effort)
+
+
+def test_a_way_that_dies_is_told():
+    with pytest.raises(RuntimeError, match="a way of the bench ended with 0"):
+        way_of().run()

@@ -1,0 +1,183 @@
+"""A spec in vLLM's words, held to the options that its own parser printed, and to that parser."""
+
+import importlib
+import importlib.util
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from runners.jobs.runtime import BadInputError
+from runners.jobs.serve.figures import Figures
+from runners.jobs.serve.relayed.backend import Placed
+from runners.jobs.serve.relayed.process import Door
+from runners.jobs.serve.relayed.scrape import Exposition, Scraper
+from runners.jobs.serve.vllm.speaker import PLAIN_LINES, Vllm, arguments
+from runners.jobspec import FolderModel, ServeSpec
+from runners.jobspec.engine import Draft, EngineOptions
+
+FOLDER = FolderModel(path="llama")
+OPTIONS = tomllib.loads(Path(__file__).with_name("vllm_options.toml").read_text())["options"]
+ALL = EngineOptions(
+    tensor_parallel_size=2,
+    pipeline_parallel_size=2,
+    data_parallel_size=2,
+    has_expert_parallel=True,
+    memory_ratio=0.85,
+    kv_cache_dtype="fp8",
+    has_chunked_prefill=False,
+    has_prefix_cache=True,
+    draft=Draft(model=FOLDER, tokens=3),
+)
+
+
+def spec_of(**changes) -> ServeSpec:
+    return ServeSpec(**{"model": FOLDER, "engine": "vllm", "served_name": "ours", **changes})
+
+
+@pytest.fixture
+def placed(tmp_path) -> Placed:
+    """A model folder without a template, two adapters, and a draft."""
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    adapters = {}
+    for name, rank in (("first", 4), ("second", 24)):
+        (folder := tmp_path / name).mkdir()
+        (folder / "adapter_config.json").write_text(json.dumps({"r": rank}))
+        adapters[name] = folder
+    return Placed(tmp_path, {}, adapters, tmp_path / "draft")
+
+
+def values(argv: list[str]) -> dict[str, str]:
+    """Return what follows each option."""
+    return {
+        name: after for name, after in zip(argv, [*argv[1:], ""], strict=True) if name[:2] == "--"
+    }
+
+
+def test_everything_that_a_spec_can_say_stands_in_the_arguments(placed):
+    spec = spec_of(engine_options=ALL, max_length=2048, weight_dtype="fp8", max_concurrency=8)
+
+    found = values(arguments(spec, placed, 8001))
+
+    assert (found["--port"], found["--host"]) == ("8001", "127.0.0.1")
+    assert found["--tensor-parallel-size"] == found["--data-parallel-size"] == "2"
+    assert "--enable-expert-parallel" in found
+    assert (found["--quantization"], found["--kv-cache-dtype"]) == ("fp8", "fp8")
+    assert (found["--max-model-len"], found["--gpu-memory-utilization"]) == ("2048", "0.85")
+    assert found["--max-num-batched-tokens"] == "2048"  # a prompt is read whole
+    assert (found["--max-loras"], found["--max-lora-rank"]) == ("2", "32")
+    assert json.loads(found["--lora-modules"])["base_model_name"] == "ours"
+    assert json.loads(found["--speculative-config"])["num_speculative_tokens"] == 3
+    assert found["--chat-template"] == PLAIN_LINES
+
+
+def test_only_options_that_its_parser_has_are_used(placed):
+    for options in (ALL, ALL.model_copy(update={"has_chunked_prefill": True}), None):
+        argv = arguments(spec_of(engine_options=options, max_length=64), placed, 1)
+
+        assert [each for each in argv if each[:2] == "--" and each[2:] not in OPTIONS] == []
+
+
+def test_its_own_parser_takes_the_arguments(placed):
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vllm is not installed here")
+    parsers = importlib.import_module("vllm.utils.argparse_utils")
+    arguments_of = importlib.import_module("vllm.entrypoints.launchers.cli_args")
+    parser = arguments_of.make_arg_parser(parsers.FlexibleArgumentParser())
+
+    spec = spec_of(engine_options=ALL, max_length=2048, weight_dtype="fp8")
+    _, *argv = arguments(spec, placed, 8001)
+
+    found = parser.parse_args(argv)
+    assert (found.tensor_parallel_size, found.max_lora_rank) == (2, 32)
+    assert [each.name for each in found.lora_modules] == ["first", "second"]
+    assert found.speculative_config["num_speculative_tokens"] == 3
+
+
+def test_its_key_is_in_no_list_of_processes(placed):
+    command = Vllm().command(spec_of(), placed, Door(8001, "secret"))
+
+    assert not any("secret" in word for word in command.argv)
+    assert command.env["VLLM_API_KEY"] == "secret"
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "words"),
+    [
+        ({}, {"weight_dtype": "int4"}, "weight_dtype is int4, and vLLM makes no 4-bit"),
+        ({"quantization_config": {"quant_method": "qmoe"}}, {}, "quant_method is qmoe"),
+    ],
+)
+def test_weights_that_it_does_not_load_are_refused_by_name(placed, config, changes, words):
+    with pytest.raises(BadInputError, match=words):
+        arguments(spec_of(**changes), placed._replace(config=config), 1)
+
+
+def test_stored_formats_are_left_to_the_checkpoint(placed):
+    stored = {"quantization_config": {"quant_method": "compressed-tensors"}}
+
+    argv = arguments(spec_of(weight_dtype="int4"), placed._replace(config=stored), 1)
+
+    assert "--quantization" not in argv
+
+
+def test_an_adapter_of_a_rank_that_it_has_not_is_refused_by_name(placed):
+    (placed.adapters["second"] / "adapter_config.json").write_text('{"r": 4096}')
+
+    with pytest.raises(BadInputError, match="adapter second: its rank r is 4096"):
+        arguments(spec_of(), placed, 1)
+
+
+def test_options_of_an_engine_on_gpus_are_refused_for_another():
+    with pytest.raises(
+        ValidationError, match="engine_options are of vllm, and engine is llamacpp"
+    ):
+        ServeSpec(model=FOLDER, engine="llamacpp", engine_options=EngineOptions())
+
+
+# Its figures, as its own exposition has them
+
+PAGE = """# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 2.0
+vllm:num_requests_running{engine="1",model_name="m"} 1.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 4.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.5
+vllm:prompt_tokens_total{engine="0",model_name="m"} 100.0
+vllm:generation_tokens_total{engine="0",model_name="m"} 30.0
+vllm:time_to_first_token_seconds_bucket{engine="0",le="0.1",model_name="m"} 1.0
+vllm:time_to_first_token_seconds_bucket{engine="0",le="1.0",model_name="m"} 3.0
+vllm:time_to_first_token_seconds_bucket{engine="0",le="+Inf",model_name="m"} 3.0
+vllm:time_to_first_token_seconds_count{engine="0",model_name="m"} 3.0
+vllm:time_to_first_token_seconds_sum{engine="0",model_name="m"} 0.9
+"""
+
+
+def test_a_page_of_figures_is_read_into_the_charts_and_what_was_read_is_not_read_again():
+    figures = Figures()
+    scraper = Scraper(Vllm.names, figures)
+
+    assert scraper.take(PAGE, 1.0)
+    first = figures.since_last(1.0)
+    assert not scraper.take(PAGE, 1.0)
+    later = figures.since_last(1.0)
+
+    assert (first["running_requests"], first["waiting_requests"]) == (3.0, 4.0)
+    assert first["kv_cache_used_ratio"] == 0.5  # the fullest of its processes
+    assert first["tokens_per_second"] == 30.0
+    assert first["ttft_seconds"] == pytest.approx(0.3)
+    assert (later["tokens_per_second"], "ttft_seconds" in later) == (0.0, False)
+    assert 'slipway_ttft_seconds_bucket{le="0.1"} 1' in figures.prometheus()
+    assert "vllm:num_requests_running" in figures.prometheus()
+
+
+def test_an_engine_that_was_started_again_is_added_to_what_its_last_life_counted():
+    figures = Figures()
+
+    for _ in range(2):
+        Scraper(Vllm.names, figures).take(PAGE, 1.0)
+
+    assert figures.measured()["output_tokens"] == 60.0
+    assert Exposition(PAGE).histogram("vllm:time_to_first_token_seconds").counts == (1, 2, 0)

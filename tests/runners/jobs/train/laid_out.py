@@ -1,0 +1,271 @@
+"""The same small training in every layout, each on as many real gloo ranks as it takes.
+
+One process imports the libraries and forks the ranks; those of one number of ranks run all of
+its layouts, one after another, and leave what they saw as JSON.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from runners.jobs.events import Emitter
+from runners.jobs.loading import fresh_model
+from runners.jobs.memory import optimizer_bytes
+from runners.jobs.ranks import Ranks
+from runners.jobs.runtime import Job
+from runners.jobs.train.batches import TextBatches
+from runners.jobs.train.optimizers import build_optimizer
+from runners.jobs.train.trainer import Trainer
+from runners.jobspec import RandomModel, TrainSpec
+from runners.layout_options import LayoutOptions
+from runners.messages import RunRequest
+from tests.stack import free_port
+
+STEPS = 6
+BROKEN_OFF = (2, 4)  # after how many steps the chain below goes on with other ranks
+LLAMA: dict[str, object] = {
+    "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 128,
+    "max_position_embeddings": 16, "tie_word_embeddings": False,
+}  # fmt: skip
+MIXTRAL: dict[str, object] = {
+    **LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2,
+    "num_hidden_layers": 2, "intermediate_size": 32,
+}  # fmt: skip
+MODELS = {"llama": LLAMA, "mixtral": MIXTRAL}
+ZERO = {f"ZeRO-{stage}": {"data_parallel_size": 2, "zero_stage": stage} for stage in (1, 2, 3)}
+TP = {"tensor_parallel_size": 2}
+PP = {"pipeline_parallel_size": 2}
+DP = {"data_parallel_size": 2}
+EP = {"data_parallel_size": 2, "expert_parallel_size": 2}
+WOVEN = {**PP, "virtual_pipeline_size": 2}
+CASES: dict[int, dict[str, dict[str, Any]]] = {
+    2: {
+        "data parallel": DP,
+        **ZERO,
+        "tensor": TP,
+        "tensor and sequence": {**TP, "sequence_parallel": True},
+        "pipeline, GPipe": {**PP, "pipeline_schedule": "gpipe"},
+        "pipeline, 1F1B": PP,
+        "pipeline, stages of 3 and 1 layers": {**PP, "pipeline_layers": (3, 1)},
+        "pipeline, interleaved": {**WOVEN, "pipeline_schedule": "interleaved"},
+        "pipeline, zero bubble": {**WOVEN, "pipeline_schedule": "zero_bubble"},
+        "context, gathered": {"context_parallel_size": 2},
+        "context, ring": {"context_parallel_size": 2, "context_method": "ring"},
+        "experts": EP,
+    },
+    4: {
+        "ZeRO-1 on 4": {"data_parallel_size": 4, "zero_stage": 1},
+        "ZeRO-2 on 4": {"data_parallel_size": 4, "zero_stage": 2},
+        "ZeRO-3 on 4": {"data_parallel_size": 4, "zero_stage": 3},
+        "ZeRO-1, 2 groups": {"data_parallel_size": 4, "zero_stage": 1, "zero_shard_size": 2},
+        "ZeRO-2, 2 groups": {"data_parallel_size": 4, "zero_stage": 2, "zero_shard_size": 2},
+        "ZeRO-3, 2 groups (HSDP)": {
+            "data_parallel_size": 4, "zero_stage": 3, "zero_shard_size": 2,
+        },
+        "ZeRO-1 and tensor": {**ZERO["ZeRO-1"], **TP},
+        "ZeRO-2 and tensor": {**ZERO["ZeRO-2"], **TP},
+        "ZeRO-3 and tensor": {**ZERO["ZeRO-3"], **TP},
+        "data and tensor and sequence": {**DP, **TP, "sequence_parallel": True},
+        "data and pipeline": {**DP, **PP},
+        "ZeRO-1 and pipeline": {**ZERO["ZeRO-1"], **PP},
+        "tensor and pipeline": {**TP, **PP},
+        "ZeRO-3 and context": {**ZERO["ZeRO-3"], "context_parallel_size": 2},
+        "context and pipeline": {**PP, "context_parallel_size": 2},
+        "context ring on 4": {"context_parallel_size": 4, "context_method": "ring"},
+        "experts and data": {**EP, "data_parallel_size": 4},
+    },
+    8: {
+        "data, tensor and pipeline": {**DP, **TP, **PP},
+        "ZeRO-1, tensor, sequence and interleaved": {
+            **ZERO["ZeRO-1"], **TP, **WOVEN, "sequence_parallel": True,
+            "pipeline_schedule": "interleaved",
+        },
+    },
+}  # fmt: skip
+
+
+# What two copies exchange less of; these come near to one process and do not equal it.
+LESS: dict[str, dict[str, Any]] = {
+    **{
+        method: {**DP, "gradient_compression": method}
+        for method in ("fp16", "bf16", "int8", "powersgd")
+    },
+    "local": {**DP, "synchronization_interval_steps": 2},
+}
+# One training that goes on from its checkpoint on 2 ranks, and then on 4.
+CHAIN: dict[int, dict[str, Any]] = {
+    1: {},
+    2: {**PP, "pipeline_schedule": "gpipe"},
+    4: {**ZERO["ZeRO-3"], **TP},
+}
+
+
+def model_of(name: str) -> str:
+    """Return on which model a case runs."""
+    return "mixtral" if "expert" in name else "llama"
+
+
+def spec_of(options: dict[str, Any] | None, **changes: Any) -> TrainSpec:
+    """Return the training that every layout does."""
+    fields: dict[str, Any] = {
+        "model": RandomModel(config={}), "sequence_length": 16, "micro_batch_size": 2,
+        "gradient_accumulation_steps": 4, "max_steps": STEPS, "time_budget_seconds": None,
+        "compute_dtype": "fp32", "learning_rate": 1e-2, "checkpoint_every_seconds": 3600.0,
+        "layout": LayoutOptions(**options) if options else None,
+    }  # fmt: skip
+    return TrainSpec(**{**fields, **changes})
+
+
+class Seen(Trainer):
+    """A trainer that keeps what it would say."""
+
+    stop_at: int = 0
+
+    def __post_init__(self) -> None:
+        self.values: list[dict[str, float]] = []
+        self.held: dict[str, int] = {}
+        super().__post_init__()
+
+    def tell_held(self, **held: int) -> None:
+        self.held |= held
+
+    def _emit(self, values: Any) -> None:
+        self.values.append(dict(values))
+        if self.state.step == self.stop_at:
+            self.job.stop_requested.set()
+
+    def _validate_when_due(self) -> None:
+        """Leave the evaluation out: it is made once, at the end."""
+
+
+def trainer_of(
+    model: str, options: dict[str, Any] | None, ranks: Ranks, folder: Path, **changes: Any
+) -> Seen:
+    """Return a trainer in a layout."""
+    spec = spec_of(options, **changes)
+    torch.manual_seed(spec.seed)
+    whole = fresh_model(MODELS[model], torch.float32)
+    whole.set_attn_implementation("eager")
+    torch.nn.Module.eval(whole)  # as the job loads it
+    ids = np.tile(np.arange(24, dtype=np.int32) * 5, 150)
+    folder.mkdir(parents=True, exist_ok=True)
+    request = RunRequest(attempt_id="a1", job_id="j1", number=1, fence="f", spec=spec)
+    emitter = Emitter(os.open(os.devnull, os.O_WRONLY))
+    job = Job(folder, folder, request, emitter, threading.Event())
+    return Seen(job, spec, whole, TextBatches(ids, spec), ids, torch.device("cpu"), ranks)
+
+
+def run_case(
+    model: str, options: dict[str, Any] | None, ranks: Ranks, folder: Path, stop_at: int = 0
+) -> dict[str, Any]:
+    """Train in a layout and return what this rank saw, on the lead with the whole outcome."""
+    began = time.monotonic()
+    trainer = trainer_of(model, options, ranks, folder)
+    trainer.stop_at = stop_at
+    weights = trainer.layout.weight_bytes()
+    trainer.resume()
+    trainer.run()
+    whole = trainer.layout.whole()
+    found: dict[str, Any] = {
+        "losses": [each["loss"] for each in trainer.values],
+        "norms": [each["grad_norm"] for each in trainer.values],
+        "weights": weights,
+        "gradients": trainer.held["gradients"],
+        "optimizer_states": optimizer_bytes(trainer.optimizer),
+        "weights_sum": float(
+            sum(each.double().sum() for each in trainer.layout.trained.parameters())
+        ),
+        "figures": trainer.values[-1],
+        "is_training": _is_training(trainer),
+        "seconds": time.monotonic() - began,
+    }
+    if whole is not None:
+        torch.save({k: v.detach() for k, v in whole.named_parameters()}, folder / "weights.pt")
+    return found
+
+
+def _is_training(trainer: Seen) -> bool:
+    """Tell whether the layers run as a training's: in evaluation none is computed again."""
+    parts = getattr(trainer.layout, "_stages", [trainer.model])
+    return all(each.training for part in parts for each in part.modules())
+
+
+def run_chain(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """Take the chain's training up where fewer ranks left it, and train on to the next link."""
+    link = list(CHAIN).index(ranks.size) if ranks.size in CHAIN else 0
+    if not link and ranks.size > 1:
+        return {}
+    stop_at = [*BROKEN_OFF, 0][link]
+    return run_case("llama", CHAIN[ranks.size] or None, ranks, folder / "chain", stop_at)
+
+
+def _on_rank(rank: int, size: int, port: int, folder: Path) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    ranks = Ranks(rank, size, lead=0, local_rank=rank)
+    found = {}
+    for name, options in (CASES[size] | (LESS if size == 2 else {})).items():
+        if sys.argv[2:] and name not in sys.argv[2:]:
+            continue
+        found[name] = run_case(model_of(name), options, ranks, folder / name)
+    found["chain"] = run_chain(ranks, folder)
+    (folder / f"{size}-{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+
+
+def _forked(size: int, folder: Path) -> Iterator[int]:
+    """Yield the ids of ``size`` ranks, which run in processes of their own."""
+    port = free_port()
+    for rank in range(size):
+        pid = os.fork()
+        if pid:
+            yield pid
+            continue
+        code = 1
+        try:
+            _on_rank(rank, size, port, folder)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+
+
+def _import_what_training_imports() -> None:
+    """Load, once for all ranks, what a first step loads; no gradients: forks could make none."""
+    for config in MODELS.values():
+        model = fresh_model(config, torch.float32)
+        with torch.no_grad():
+            model(input_ids=torch.zeros(1, 4, dtype=torch.long))
+        for each in model.parameters():
+            each.grad = torch.zeros_like(each)
+        build_optimizer(model, 1e-3).step()
+
+
+def main() -> None:
+    """Run all layouts, or those named, below the folder."""
+    torch.set_num_threads(1)
+    _import_what_training_imports()
+    folder = Path(sys.argv[1])
+    for size in CASES:
+        pids = list(_forked(size, folder))
+        ends = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        if any(ends):
+            sys.exit(f"{size} ranks ended with {ends}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Checkpoints stand whole or not at all, and bring everything back."""
+
+import pytest
+import torch
+
+from runners.jobs.train.checkpoint import TrainState, checkpoints, load_latest, save_checkpoint
+
+
+@pytest.fixture
+def pair():
+    def make(seed):
+        torch.manual_seed(seed)
+        model = torch.nn.Linear(4, 3)
+        return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    return make
+
+
+def _step(model, optimizer):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_nothing_is_found_in_an_empty_folder(tmp_path, pair):
+    assert load_latest(tmp_path, *pair(1)) is None
+
+
+def test_weights_optimizer_and_progress_come_back(tmp_path, pair):
+    saved = pair(1)
+    _step(*saved)
+    save_checkpoint(tmp_path, *saved, TrainState(step=1, tokens=9, elapsed_seconds=0.5))
+    loaded = pair(2)
+
+    state = load_latest(tmp_path, *loaded)
+    _step(*saved)
+    _step(*loaded)
+
+    assert state == TrainState(step=1, tokens=9, elapsed_seconds=0.5)
+    assert torch.equal(saved[0].weight, loaded[0].weight)
+
+
+def test_only_the_newest_is_kept(tmp_path, pair):
+    for step in (1, 2, 10):
+        save_checkpoint(tmp_path, *pair(1), TrainState(step=step))
+
+    assert [each.name for each in checkpoints(tmp_path)] == ["step-00000010"]
+
+
+def test_a_half_written_one_is_not_seen(tmp_path, pair):
+    save_checkpoint(tmp_path, *pair(1), TrainState(step=3))
+    half = tmp_path / ".step-00000009-building"
+    half.mkdir()
+    (half / "model.safetensors").write_bytes(b"torn")
+
+    assert load_latest(tmp_path, *pair(2)) == TrainState(step=3)
+
+
+def test_saving_after_a_torn_attempt_starts_clean(tmp_path, pair):
+    half = tmp_path / ".step-00000003-building"
+    half.mkdir()
+    (half / "stray").write_bytes(b"torn")
+
+    final = save_checkpoint(tmp_path, *pair(1), TrainState(step=3))
+
+    assert {each.name for each in final.iterdir()} == {
+        "model.safetensors",
+        "optimizer.safetensors",
+        "state.json",
+    }
+
+
+def test_the_same_step_can_be_saved_twice(tmp_path, pair):
+    save_checkpoint(tmp_path, *pair(1), TrainState(step=3))
+    save_checkpoint(tmp_path, *pair(1), TrainState(step=3, tokens=7))
+
+    assert load_latest(tmp_path, *pair(2)) == TrainState(step=3, tokens=7)

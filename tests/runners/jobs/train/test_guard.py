@@ -1,0 +1,109 @@
+"""Steps that would spoil the weights do not change them; 16-bit gradients keep small numbers."""
+
+import math
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from runners.jobs.train.checkpoint import checkpoints
+from runners.jobs.train.guard import MAX_SKIPPED, DivergedError, SpikeGuard
+from runners.jobs.train.loss_scale import FIRST_SCALE, GROWTH_STEPS, LossScale
+from tests.runners.jobs.harness import tiny_training
+from tests.runners.jobs.train.training import tiny_trainer
+
+NOTHING_KNOWN = math.log(512)
+
+
+def guard(*, skips=False):
+    return SpikeGuard(512, 1.5, 3e-3, skips=skips)
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "words"),
+    [
+        (math.nan, 1.0, "the loss became nan at step 3"),
+        (2.0, math.inf, "the norm of the gradients became inf"),
+        (7.0, 1.0, r"the loss leapt to 7, above 6\.24"),
+    ],
+)
+def test_a_fault_ends_the_training_with_a_way_out(loss, norm, words):
+    judge = guard()
+    assert judge.allows(1, 2.0, 1.0)
+
+    with pytest.raises(DivergedError, match=words + ".*learning rate below 0.003"):
+        judge.allows(3, loss, norm)
+
+
+def test_a_leap_is_above_the_recent_losses_and_above_knowing_nothing():
+    judge = guard()
+    assert judge.limit == pytest.approx(1.5 * NOTHING_KNOWN)
+
+    judge.allows(1, 2.0, 1.0)
+
+    assert judge.limit == NOTHING_KNOWN
+
+
+def test_steps_are_skipped_until_there_are_too_many():
+    judge = guard(skips=True)
+
+    allowed = [judge.allows(step, math.nan, 1.0) for step in range(MAX_SKIPPED)]
+
+    assert not any(allowed)
+    with pytest.raises(DivergedError, match="after 8 steps that were skipped"):
+        judge.allows(9, math.nan, 1.0)
+
+
+def test_a_learning_rate_that_explodes_ends_and_the_last_checkpoint_stays(make_job):
+    trainer = tiny_trainer(make_job(tiny_training(learning_rate=30.0)))
+    trainer.checkpoint()
+
+    with pytest.raises(DivergedError, match=r"the loss leapt to .* below 30"):
+        trainer.run()
+    [kept] = checkpoints(trainer.job.checkpoint_dir)
+    assert kept.name == "step-00000000"
+    assert all(each.isfinite().all() for each in trainer.model.parameters())
+
+
+def test_a_skipped_step_leaves_the_weights_as_they_were(make_job):
+    trainer = tiny_trainer(make_job(tiny_training(max_steps=3, on_spike="skip")))
+    before = [each.clone() for each in trainer.model.parameters()]
+    trainer.guard.allows = lambda _step, _loss, _norm: False
+
+    trainer.run()
+
+    pairs = zip(before, trainer.model.parameters(), strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)
+
+
+def test_what_has_happened_already_cannot_be_skipped():
+    with pytest.raises(ValidationError, match=r"on_spike skip: lomo has changed .* choose stop"):
+        tiny_training(optimizer="lomo", on_spike="skip")
+
+
+def scaled(value):
+    weight = torch.nn.Parameter(torch.zeros(2))
+    weight.grad = torch.tensor([value, 1.0])
+    return weight
+
+
+def test_an_overflow_halves_the_scale_and_long_peace_doubles_it():
+    scale = LossScale()
+
+    assert not scale.unscale([scaled(math.inf)])
+    assert scale.value == FIRST_SCALE / 2
+    assert not scale.unscale([scaled(math.nan)])
+    assert all(scale.unscale([scaled(1.0)]) for _ in range(GROWTH_STEPS))
+    assert (scale.value, scale.num_overflows) == (FIRST_SCALE / 2, 2)
+
+
+def test_a_training_in_fp16_learns_and_ends_with_unscaled_gradients(make_job):
+    trainers = [
+        tiny_trainer(make_job(tiny_training(max_steps=20, compute_dtype=dtype)))
+        for dtype in ("fp16", "fp32")
+    ]
+    for trainer in trainers:
+        trainer.run()
+
+    narrow, wide = (each.last_loss for each in trainers)
+    assert narrow == pytest.approx(wide, rel=0.05)

@@ -1,0 +1,240 @@
+"""The training loop: pace, learning rate, batches, and that the loss falls."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from runners.jobs.events import read_events
+from runners.jobs.loading import fresh_model
+from runners.jobs.ranks import Ranks
+from runners.jobs.train.batches import IGNORED, Batch, TextBatches
+from runners.jobs.train.checkpoint import TrainState
+from runners.jobs.train.guard import DivergedError
+from runners.jobs.train.optimizers import build_optimizer
+from runners.jobs.train.schedule import FINAL_LEARNING_RATE_RATIO, Pace, learning_rate_ratio
+from runners.jobs.train.trainer import Trainer, steady, step_line
+from tests.runners.jobs.harness import TINY_CONFIG, tiny_training
+
+IDS = np.tile(np.arange(64, dtype=np.int32), 40)
+
+
+@pytest.fixture
+def make_trainer(make_job):
+    def make(**changes):
+        spec = tiny_training(**{"max_steps": 20, **changes})
+        torch.manual_seed(spec.seed)
+        model = fresh_model(TINY_CONFIG, torch.float32)
+        batches = TextBatches(IDS, spec)
+        return Trainer(make_job(spec), spec, model, batches, IDS, torch.device("cpu"))
+
+    return make
+
+
+def test_the_ranks_have_started_once_the_first_step_is_made(make_trainer, monkeypatch):
+    seen = []
+    trainer = make_trainer(max_steps=3)
+    monkeypatch.setattr(
+        Ranks, "settle", lambda _self, policy: seen.append((policy, trainer.state.step))
+    )
+
+    trainer.run()
+
+    assert seen == [(trainer.spec.parallel, 0)]  # step 1 is computed and not yet counted
+    assert trainer.state.step == 3
+
+
+def test_the_loss_falls(make_trainer, events_path):
+    trainer = make_trainer()
+
+    trainer.run()
+    trainer.job.emitter.close()
+
+    bodies = [each["body"] for each in read_events(events_path) if each["kind"] == "metric"]
+    losses = [each["values"]["loss"] for each in bodies if "loss" in each["values"]]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_what_training_holds_is_told_once_by_the_planners_terms(make_trainer, events_path):
+    trainer = make_trainer(max_steps=3)
+    size = 4 * sum(each.numel() for each in trainer.model.parameters())
+
+    trainer.run()
+    trainer.job.emitter.close()
+
+    bodies = [each["body"] for each in read_events(events_path) if each["kind"] == "metric"]
+    held = [
+        each["values"] for each in bodies if any(key.startswith("held_") for key in each["values"])
+    ]
+    assert set(held[0]) == {"held_gradients_bytes", "held_activations_bytes"}
+    assert held[0]["held_gradients_bytes"] == size
+    assert held[1]["held_optimizer_states_bytes"] == pytest.approx(2 * size, rel=0.01)
+    assert len(held) == 2
+
+
+def test_the_held_out_loss_is_reported_on_the_way(make_trainer, events_path):
+    trainer = make_trainer()
+
+    trainer.run()
+    trainer.job.emitter.close()
+
+    assert sum("validation_loss" in line for line in events_path.read_text().splitlines()) >= 5
+
+
+def test_it_ends_after_the_asked_steps(make_trainer):
+    trainer = make_trainer(max_steps=7)
+
+    assert trainer.run()
+    assert trainer.state.step == 7
+    assert trainer.state.tokens == 7 * 4 * 64
+
+
+def test_it_ends_when_the_time_is_up(make_trainer):
+    trainer = make_trainer(max_steps=None, time_budget_seconds=0.5)
+
+    trainer.run()
+
+    assert 0.5 <= trainer.state.elapsed_seconds < 3.0
+
+
+def test_a_stop_leaves_a_checkpoint_and_says_so(make_trainer):
+    trainer = make_trainer()
+    trainer.job.stop_requested.set()
+
+    assert not trainer.run()
+    assert [each.name for each in trainer.job.checkpoint_dir.iterdir()] == ["step-00000000"]
+
+
+def gradients(model):
+    return torch.cat([each.grad.flatten() for each in model.parameters()])
+
+
+def test_accumulated_micro_batches_are_one_large_batch(make_trainer):
+    trainer = make_trainer(gradient_accumulation_steps=2)
+    parts = [trainer.batches.micro_batch(0, index) for index in range(2)]
+    whole = Batch(*(torch.cat(each) for each in zip(*(part[:2] for part in parts), strict=True)))
+
+    in_parts = trainer.layout.gradients(parts)
+    accumulated = gradients(trainer.model)
+    trainer.optimizer.zero_grad()
+    at_once = trainer.layout.gradients([whole])
+
+    assert in_parts.loss == pytest.approx(at_once.loss, rel=1e-5)
+    assert torch.allclose(accumulated, gradients(trainer.model), rtol=1e-3, atol=1e-6)
+
+
+def test_a_micro_batch_with_few_labels_counts_for_few(make_trainer):
+    trainer = make_trainer(gradient_accumulation_steps=2)
+    full, sparse = (trainer.batches.micro_batch(0, index) for index in range(2))
+    labels = sparse.labels.clone()
+    labels[:, 1:] = IGNORED
+    sparse = sparse._replace(labels=labels)
+
+    both, first, second = (
+        trainer.layout.gradients(each).loss for each in ([full, sparse], [full], [sparse])
+    )
+
+    assert sparse.num_labels == 4
+    assert both == pytest.approx((first * 256 + second * 4) / 260, rel=1e-5)
+
+
+def test_a_loss_that_is_no_number_ends_the_run_with_advice(make_trainer):
+    trainer = make_trainer()
+    torch.nn.init.constant_(trainer.model.lm_head.weight, float("nan"))
+
+    with pytest.raises(DivergedError, match=r"learning rate below 0\.01"):
+        trainer.run()
+
+
+def test_a_resumed_run_equals_an_unbroken_one(make_trainer):
+    unbroken = make_trainer(max_steps=10)
+    unbroken.run()
+    first = make_trainer(max_steps=10)
+    steps = itertools.count(1)
+    emit = first._emit
+    first._emit = lambda values: (
+        emit(values),
+        next(steps) == 5 and first.job.stop_requested.set(),
+    )
+    first.run()
+    second = make_trainer(max_steps=10)
+
+    second.resume()
+    second.run()
+
+    assert second.resumed_at_step == 5
+    assert torch.equal(second.model.lm_head.weight, unbroken.model.lm_head.weight)
+
+
+def test_the_learning_rate_warms_up_peaks_and_decays():
+    ratios = [learning_rate_ratio(fraction / 100) for fraction in range(101)]
+
+    assert 0.0 < ratios[0] < 0.05
+    assert max(ratios) == pytest.approx(1.0, abs=0.02)
+    assert ratios[-1] == pytest.approx(FINAL_LEARNING_RATE_RATIO)
+    assert ratios.index(max(ratios)) < 10
+
+
+def test_a_batch_depends_on_seed_and_step_alone():
+    batches, again = (TextBatches(IDS, tiny_training()) for _ in range(2))
+    first, later, second = (batches.micro_batch(*at) for at in ((3, 0), (4, 0), (3, 1)))
+
+    assert torch.equal(first.input_ids, again.micro_batch(3, 0).input_ids)
+    assert not torch.equal(first.input_ids, later.input_ids)
+    assert not torch.equal(first.input_ids, second.input_ids)
+
+
+def test_each_token_is_to_be_followed_by_the_next():
+    batch = TextBatches(IDS, tiny_training()).micro_batch(0, 0)
+
+    assert batch.input_ids.shape == batch.labels.shape == (4, 64)
+    assert torch.equal(batch.input_ids[:, 1:], batch.labels[:, :-1])
+    assert batch.num_labels == 4 * 64
+
+
+def test_of_two_limits_the_nearer_one_rules():
+    pace = Pace(max_steps=100, budget_seconds=10.0)
+
+    assert pace.fraction(TrainState(step=50, elapsed_seconds=1.0)) == 0.5
+    assert pace.fraction(TrainState(step=5, elapsed_seconds=9.0)) == 0.9
+
+
+def test_the_time_left_follows_from_what_is_done():
+    pace = Pace(max_steps=100, budget_seconds=None)
+
+    assert pace.eta_seconds(TrainState(step=25, elapsed_seconds=10.0)) == pytest.approx(30.0)
+
+
+def test_before_the_first_step_the_budget_is_the_time_left():
+    assert Pace(None, 120.0).eta_seconds(TrainState()) == 120.0
+    assert Pace(100, None).eta_seconds(TrainState()) is None
+
+
+def test_progress_speaks_in_the_unit_of_the_limit():
+    state = TrainState(step=5, elapsed_seconds=2.0)
+
+    assert Pace(10, None).progress(state) == (5.0, 10.0, "steps")
+    assert Pace(None, 10.0).progress(state) == (2.0, 10.0, "seconds")
+
+
+def test_norms_are_not_decayed():
+    optimizer = build_optimizer(fresh_model(TINY_CONFIG, torch.float32), 1e-3)
+
+    decayed, plain = optimizer.param_groups
+
+    assert {each.ndim for each in decayed["params"]} == {2}
+    assert plain["weight_decay"] == 0.0
+
+
+def test_the_first_steps_do_not_count_as_speed():
+    assert steady([9.0, 8.0, 1.0, 1.0]) == [1.0, 1.0]
+    assert steady([9.0]) == [9.0]
+
+
+def test_a_line_of_log_says_what_a_person_watches():
+    values = {"loss": 1.18731, "learning_rate": 1.42e-4, "grad_norm": 0.612}
+
+    line = step_line(752, values | {"tokens_per_second": 3124.4})
+
+    assert line == "step 752  loss 1.1873  lr 1.42e-04  grad_norm 0.61  3,124 tok/s"

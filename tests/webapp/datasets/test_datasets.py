@@ -1,0 +1,203 @@
+"""Uploaded training data: looked through, kept once, for its team and its hosts alone."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.test import Client
+
+from runners.jobspec import ArtefactModel, TrainSpec
+from tests.webapp.conftest import claim, client_of, make_job, new_attempt
+from webapp.core.problems import ConflictProblem
+from webapp.datasets import services
+from webapp.datasets.models import Dataset
+from webapp.datasets.services import dataset_delete, dataset_store, path_of
+from webapp.jobs.models import Event
+from webapp.jobs.services import job_submit
+from webapp.plans.training_data import data_fields
+
+pytestmark = pytest.mark.django_db
+ASKED = [{"instruction": f"Say {n}.", "output": f"It is {n}."} for n in range(12)]
+
+
+def lines(documents) -> bytes:
+    return "".join(f"{json.dumps(each)}\n" for each in documents).encode()
+
+
+def upload(content=None, name="asked.jsonl"):
+    return SimpleUploadedFile(name, lines(ASKED) if content is None else content)
+
+
+@pytest.fixture(autouse=True)
+def _folder(settings, tmp_path):
+    settings.DATASETS_DIR = tmp_path / "datasets"
+
+
+@pytest.fixture
+def dataset(team, alice) -> Dataset:
+    return dataset_store(team=team, by=alice, upload=upload())
+
+
+@pytest.fixture
+def reader(team, alice, host, dataset):
+    """An attempt of a job that reads the dataset, claimed by its host."""
+    chosen = {"data_source": "upload", "dataset": dataset.pk}
+    draft = {"goal": {"goal": "finetune"}, "workload": {"finetune": chosen}}
+    spec = TrainSpec(model=ArtefactModel(attempt_id="a"), **data_fields(draft, team))
+    job = make_job(team, alice, host, spec=spec)
+    job_submit(job=job, by="alice")
+    attempt = new_attempt(job)
+    claim(attempt)
+    return attempt
+
+
+# Uploads
+
+
+def test_a_file_is_kept_with_what_is_in_it(dataset):
+    content = lines(ASKED)
+
+    assert path_of(dataset).read_bytes() == content
+    assert dataset.sha256 == hashlib.sha256(content).hexdigest()
+    assert (dataset.num_records, dataset.format) == (12, "instruction")
+    assert dataset.size_bytes == len(content)
+    assert dataset.samples[0] == [["user", "Say 0."], ["assistant", "It is 0."]]
+    event = Event.objects.get(kind="dataset.upload")
+    assert (event.actor, event.subject, event.detail["records"]) == ("alice", dataset.pk, 12)
+
+
+def test_the_same_file_is_kept_once(dataset, team, alice):
+    assert dataset_store(team=team, by=alice, upload=upload()) == dataset
+    assert [each.name for each in path_of(dataset).parent.iterdir()] == [dataset.pk]
+
+
+def test_what_is_wrong_is_shown_with_what_could_be_read(alice, settings):
+    content = lines(ASKED[:4]) + b'{"instruction": "cut\n' + lines([{"output": "x"}])
+
+    page = client_of(alice).post("/data/upload/", {"file": upload(content)})
+
+    html = page.content.decode()
+    assert page.status_code == 422
+    assert "asked.jsonl: line 5: it is no JSON" in html
+    assert "line 6: “instruction” is missing; its fields are output" in html
+    assert "4 records could be read" in html
+    assert "It is 2." in html
+    assert list(Path(settings.DATASETS_DIR).iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "said"),
+    [
+        (b"a,b\n", "table.csv", "files of training data end in .jsonl or .txt"),
+        (b"PAR1", "table.parquet", "Parquet needs pyarrow"),
+    ],
+)
+def test_another_kind_of_file_is_refused_by_its_name(alice, content, name, said):
+    page = client_of(alice).post("/data/upload/", {"file": upload(content, name)}, follow=True)
+
+    assert said in page.content.decode()
+    assert not Dataset.objects.exists()
+
+
+def test_what_is_too_large_is_refused_with_the_limit(alice, monkeypatch, dataset):
+    client = client_of(alice)
+    monkeypatch.setattr(services, "MAX_TEAM_FILES", 1)
+    full = client.post("/data/upload/", {"file": upload(name="b.jsonl")}, follow=True)
+    monkeypatch.setattr(services, "MAX_UPLOAD_BYTES", 100)
+    large = client.post("/data/upload/", {"file": upload(name="b.jsonl")}, follow=True)
+
+    assert "1 files and 2,048 MiB are the limits" in full.content.decode()
+    assert "Divide it, or copy it to the host" in large.content.decode()
+    assert Dataset.objects.get() == dataset
+
+
+def test_no_file_is_said(alice):
+    page = client_of(alice).post("/data/upload/", follow=True)
+
+    assert "No file was chosen" in page.content.decode()
+
+
+# Who sees them, and how they go
+
+
+def test_another_team_sees_nothing_of_them(dataset, charlie, bob):
+    seen, hidden = (client_of(each).get("/data/").content.decode() for each in (bob, charlie))
+
+    assert "asked.jsonl" in seen
+    assert "Say 0." in seen
+    assert "asked.jsonl" not in hidden
+    assert client_of(charlie).post(f"/data/{dataset.pk}/delete/").status_code == 404
+
+
+def test_a_viewer_reads_and_changes_nothing(dataset, vera):
+    client = client_of(vera)
+
+    assert "Delete asked.jsonl" not in client.get("/data/").content.decode()
+    assert client.post("/data/upload/", {"file": upload()}).status_code == 403
+    assert client.post(f"/data/{dataset.pk}/delete/").status_code == 403
+
+
+def test_a_deleted_file_is_gone_from_the_disk_and_told(dataset, bob):
+    path = path_of(dataset)
+
+    client_of(bob).post(f"/data/{dataset.pk}/delete/")
+
+    assert not path.exists()
+    assert not Dataset.objects.exists()
+    assert Event.objects.get(kind="dataset.delete").actor == "bob"
+
+
+def test_what_a_job_still_needs_is_not_deleted(reader, dataset, alice):
+    with pytest.raises(ConflictProblem, match=r"needs asked\.jsonl; stop it, or let it end"):
+        dataset_delete(dataset=dataset, by=alice)
+    assert path_of(dataset).exists()
+
+
+# The host
+
+
+async def whole(answer) -> bytes:
+    return b"".join([piece async for piece in answer.streaming_content])
+
+
+def fetched(credential, attempt, dataset):
+    client = Client(headers={"Authorization": f"Bearer {credential}"})
+    return client.get(f"/api/v1/attempts/{attempt.pk}/data/{dataset.pk}")
+
+
+def test_the_host_of_the_job_gets_the_file(credential, reader, dataset):
+    answer = fetched(credential, reader, dataset)
+
+    assert answer.status_code == 200
+    assert async_to_sync(whole)(answer) == lines(ASKED)
+    assert int(answer["Content-Length"]) == dataset.size_bytes
+
+
+def test_no_host_gets_what_its_job_does_not_name(credential, reader, team, alice):
+    other = dataset_store(team=team, by=alice, upload=upload(lines(ASKED[:4]), "b.jsonl"))
+
+    assert fetched(credential, reader, other).status_code == 404
+
+
+def test_a_job_that_names_another_teams_file_gets_nothing(credential, reader, dataset, other_team):
+    Dataset.objects.filter(pk=dataset.pk).update(team=other_team)
+
+    assert fetched(credential, reader, dataset).status_code == 404
+
+
+def test_whoever_has_no_credential_of_the_host_gets_nothing(reader, dataset, alice):
+    assert fetched("not-a-credential", reader, dataset).status_code == 401
+    path = f"/api/v1/attempts/{reader.pk}/data/{dataset.pk}"
+    assert client_of(alice).get(path).status_code == 401
+
+
+def test_a_file_that_is_gone_from_the_disk_is_said(credential, reader, dataset):
+    path_of(dataset).unlink()
+
+    answer = fetched(credential, reader, dataset)
+
+    assert answer.status_code == 404
+    assert "no longer here" in answer.json()["detail"]

@@ -1,0 +1,134 @@
+"""What a training plan reads: from the wizard's step to the document that the host runs."""
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+
+from runners.jobspec import HostText
+from tests.webapp.conftest import client_of
+from tests.webapp.plans.conftest import with_model
+from webapp.datasets.models import Dataset
+from webapp.datasets.services import dataset_store
+from webapp.jobs.calibrate import is_as_planned
+from webapp.plans.errors import DraftProblem
+from webapp.plans.launching import launch_note, launch_of
+
+pytestmark = pytest.mark.django_db
+CONTENT = b"".join(
+    b'{"instruction": "Say %d.", "output": "It is %d."}\n' % (n, n) for n in range(9)
+)
+
+
+def upload(content=CONTENT):
+    return SimpleUploadedFile("asked.jsonl", content)
+
+
+@pytest.fixture(autouse=True)
+def _folder(settings, tmp_path):
+    settings.DATASETS_DIR = tmp_path / "datasets"
+
+
+@pytest.fixture
+def dataset(team, alice) -> Dataset:
+    return dataset_store(team=team, by=alice, upload=upload())
+
+
+@pytest.fixture
+def plan(demo_plan, trained):
+    found = with_model(demo_plan, trained, "finetune")
+    return choose(found, sequence_length=64, million_tokens=0.01)
+
+
+def choose(plan, **values):
+    plan.draft["workload"]["finetune"] |= values
+    plan.save()
+    return plan
+
+
+def test_a_plan_reads_the_hosts_own_text_unless_it_says_otherwise(plan):
+    spec = launch_of(plan).spec
+
+    assert spec.data == HostText()
+    assert is_as_planned(spec)
+    assert "on its own text" in launch_note(plan)["text"]
+
+
+def test_a_chosen_file_reaches_the_job_with_its_digest(plan, dataset):
+    choose(plan, data_source="upload", dataset=dataset.pk, rows="padded", too_long="leave_out")
+
+    spec = launch_of(plan).spec
+
+    assert (spec.data.dataset_id, spec.data.sha256) == (dataset.pk, dataset.sha256)
+    assert spec.data.format == "instruction"
+    assert (spec.samples.rows, spec.samples.too_long) == ("padded", "leave_out")
+    assert "on the uploaded asked.jsonl" in launch_note(plan)["text"]
+
+
+def test_a_path_reaches_the_job(plan):
+    choose(plan, data_source="file", data_path="data/mine.jsonl", data_format="chat")
+
+    spec = launch_of(plan).spec
+
+    assert (spec.data.path, spec.data.format) == ("data/mine.jsonl", "chat")
+    assert not is_as_planned(spec)  # its rows have lengths of their own
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"data_source": "upload", "dataset": "gone"}, {"data_source": "file", "data_path": ""}],
+)
+def test_what_was_chosen_and_is_gone_is_the_plans_problem(plan, values):
+    with pytest.raises(DraftProblem, match=r"it was deleted|cannot be read"):
+        launch_of(choose(plan, **values))
+
+
+def test_another_teams_file_cannot_be_planned_with(plan, dataset, other_team):
+    Dataset.objects.filter(pk=dataset.pk).update(team=other_team)
+
+    with pytest.raises(DraftProblem, match="it was deleted"):
+        launch_of(choose(plan, data_source="upload", dataset=dataset.pk))
+
+
+def test_an_upload_in_the_wizard_is_chosen_and_shown(plan, alice):
+    client = client_of(alice)
+
+    answer = client.post(f"/plans/{plan.pk}/upload/", {"file": upload()})
+
+    plan.refresh_from_db()
+    values = plan.draft["workload"]["finetune"]
+    assert answer["Location"] == f"/plans/{plan.pk}/edit/workload/"
+    assert values["data_source"] == "upload"
+    assert values["dataset"] == Dataset.objects.get().pk
+    html = client.get(answer["Location"]).content.decode()
+    assert "9 records · instruction" in html
+    assert "It is 2." in html
+
+
+def test_a_bad_upload_in_the_wizard_changes_no_plan(plan, alice):
+    answer = client_of(alice).post(f"/plans/{plan.pk}/upload/", {"file": upload(b"{\n")})
+
+    plan.refresh_from_db()
+    assert answer.status_code == 422
+    assert plan.draft["workload"]["finetune"].get("data_source", "host") == "host"
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "said"),
+    [
+        ({"data_source": "file"}, "data_path", "Name the file."),
+        ({"data_source": "file", "data_path": "../a.jsonl"}, "data_path", "may not climb"),
+        ({"data_source": "file", "data_path": "a.parquet"}, "data_path", "needs pyarrow"),
+        ({"data_source": "file", "data_path": "a.csv"}, "data_path", "end in .jsonl or .txt"),
+        ({"data_source": "upload"}, "dataset", "Choose a file, or upload one."),
+        ({"data_source": "upload", "dataset": "other"}, "dataset", "not one of the available"),
+    ],
+)
+def test_the_step_says_what_is_missing(plan, alice, changes, field, said):
+    client = client_of(alice)
+    url = f"/plans/{plan.pk}/edit/workload/"
+    form = client.get(url).context["form"]
+    shown = {each.html_name: each.value() for each in form if each.value() is not None}
+
+    answer = client.post(url, {**shown, **changes})
+
+    assert answer.status_code == 422
+    assert said in " ".join(answer.context["form"].errors[field])

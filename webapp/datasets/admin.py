@@ -1,0 +1,15 @@
+"""Uploaded training data: read here; files come and go through the product."""
+
+from django.contrib import admin
+
+from webapp.core.read_only import ReadOnlyAdmin
+from webapp.datasets.models import Dataset
+
+
+@admin.register(Dataset)
+class DatasetAdmin(ReadOnlyAdmin):
+    """Every file that a team uploaded."""
+
+    list_display = ["name", "team", "format", "num_records", "size_bytes", "created_at"]
+    list_filter = ["format", "team"]
+    search_fields = ["name", "sha256"]

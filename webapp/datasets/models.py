@@ -1,0 +1,30 @@
+"""Uploaded training data: the row says what is in a file, the file lies in the data folder."""
+
+from django.conf import settings
+from django.db import models
+
+from webapp.accounts.models import TeamOwned
+
+
+class Dataset(TeamOwned):
+    """One file of training data of a team, looked through when it came."""
+
+    name = models.CharField(max_length=200)  # the file's, whose ending says how it is read
+    sha256 = models.CharField(max_length=64)
+    size_bytes = models.BigIntegerField()
+    num_records = models.PositiveIntegerField()
+    format = models.CharField(max_length=16)  # runners.datasets.records.Format
+    samples = models.JSONField(default=list)  # the first few, each a list of [who, text]
+    uploaded_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ["-created_at"]
+        constraints = [
+            models.UniqueConstraint(fields=["team", "name", "sha256"], name="one_dataset")
+        ]
+
+    def __str__(self) -> str:
+        return self.name

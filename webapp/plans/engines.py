@@ -1,0 +1,109 @@
+"""Engines of their own on GPUs: on which hosts they are offered, and a plan in their settings."""
+
+from planner.specs.plan import PlannedStrategy
+from planner.specs.strategy import Strategy
+from runners.endpoint_spec import ON_GPUS, EngineName
+from runners.engines import ENGINES, Engine
+from runners.jobspec.engine import LEAST_MEMORY_RATIO, MOST_MEMORY_RATIO, EngineOptions
+from webapp.hosts.models import Host
+from webapp.plans.errors import DraftProblem
+from webapp.plans.sharing import Spread
+
+ROOM = 1.1
+WIDE = ("fp32", "bf16", "fp16")
+SPLIT_PHASES = (
+    "Prefill and decode on different GPUs need two engines and a transfer between them, which is "
+    "exported but not started here. Leave the split out."
+)
+SPLIT_CONTEXT = "vLLM splits the context inside its tensor ranks only. Pin context parallel to 1."
+DRAFT_BY_NAME = (
+    "A draft model is planned and exported; an endpoint is not started with one from here, "
+    "because the plan names it and no folder of the host. Leave it out."
+)
+
+
+def engines_for(host: Host) -> list[tuple[EngineName, Engine]]:
+    """Return the engines that a host can run: those on GPUs only where it reports some."""
+    has_gpus = bool(host.facts.get("gpus"))
+    return [(name, each) for name, each in ENGINES.items() if has_gpus or name not in ON_GPUS]
+
+
+def check_host(engine: EngineName, host: Host) -> None:
+    """Refuse an engine that the host cannot run.
+
+    Raises:
+        DraftProblem: with what the host lacks, and the way out.
+    """
+    if engine not in dict(engines_for(host)):
+        raise DraftProblem(
+            f"“Engine” is {engine}, which runs on NVIDIA GPUs, and {host.name} reports none. "
+            "Choose a host with a GPU, or one of the other engines.",
+            "engine",
+        )
+
+
+def spread_on(best: PlannedStrategy) -> Spread:
+    """Return on how many GPUs of one host an engine runs a plan.
+
+    Raises:
+        DraftProblem: the plan needs more than one host has.
+    """
+    count, each = options_of(best).num_devices, best.cluster.devices_per_node
+    if count > each:
+        raise DraftProblem(
+            f"This plan takes {count} GPUs, and an engine of its own runs on one host, which has "
+            f"{each}. Pin smaller parallel sizes, or choose a larger host.",
+            "tensor_parallel_size",
+        )
+    return Spread(1, count)
+
+
+def options_of(best: PlannedStrategy) -> EngineOptions:
+    """Return a plan's layout and limits as an engine is told them.
+
+    Raises:
+        DraftProblem: the plan holds what an engine is not started with, by name.
+    """
+    strategy = best.strategy
+    _refuse_what_is_left_out(strategy)
+    replicas = strategy.attention_data_parallel_size or 1
+    tensor = strategy.tensor_parallel_size or 1
+    return EngineOptions(
+        tensor_parallel_size=max(1, tensor // replicas),
+        pipeline_parallel_size=strategy.pipeline_parallel_size or 1,
+        data_parallel_size=(strategy.data_parallel_size or 1) * replicas,
+        has_expert_parallel=(strategy.expert_parallel_size or 1) > 1 or replicas > 1,
+        memory_ratio=_memory_ratio(best),
+        kv_cache_dtype="fp8" if strategy.kv_cache_dtype == "fp8" else "auto",
+        has_chunked_prefill=strategy.chunked_prefill,
+    )
+
+
+def _refuse_what_is_left_out(strategy: Strategy) -> None:
+    if strategy.disaggregated is not None:
+        raise DraftProblem(SPLIT_PHASES, "disaggregated")
+    if (strategy.context_parallel_size or 1) > 1:
+        raise DraftProblem(SPLIT_CONTEXT, "context_parallel_size")
+    if strategy.speculative is not None:
+        raise DraftProblem(DRAFT_BY_NAME, "speculative")
+    if strategy.away:
+        raise DraftProblem(
+            f"This plan has {', '.join(strategy.away)}; endpoints keep everything on their GPUs. "
+            "Choose fewer bits, or more GPUs.",
+            "weight_dtype",
+        )
+    if strategy.kv_cache_dtype not in {None, "fp8", *WIDE}:
+        raise DraftProblem(
+            f"vLLM keeps keys and values in 16 bit or fp8, not in {strategy.kv_cache_dtype}. Pin "
+            "the KV cache to fp8.",
+            "kv_cache_dtype",
+        )
+
+
+def _memory_ratio(best: PlannedStrategy) -> float:
+    """Return the plan's peak as a share of a GPU: weights, cache, activations, workspace.
+
+    With a tenth more: an engine that gets less than it needs does not start.
+    """
+    share = ROOM * best.memory.per_device_peak_bytes / best.memory.capacity_bytes
+    return round(min(MOST_MEMORY_RATIO, max(LEAST_MEMORY_RATIO, share)), 3)

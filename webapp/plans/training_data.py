@@ -1,0 +1,67 @@
+"""What a training plan reads: the fields of its job that say so, and the words for it."""
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from runners.jobspec import FileData, HostText, SampleOptions, TrainData, UploadedData
+from webapp.accounts.models import Team
+from webapp.datasets.models import Dataset
+from webapp.plans.errors import DraftProblem
+
+Draft = dict[str, Any]
+
+
+def data_fields(draft: Draft, team: Team) -> dict[str, Any]:
+    """Return ``data`` and ``samples`` of a training's document.
+
+    Raises:
+        DraftProblem: the file that was chosen is gone, or what was stated cannot be.
+    """
+    values = draft["workload"][draft["goal"]["goal"]]
+    try:
+        data = _data(values, team)
+        samples = SampleOptions.model_validate(
+            {name: values[name] for name in ("rows", "too_long") if values.get(name)}
+        )
+    except ValidationError as error:
+        said = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise DraftProblem(f"The training data cannot be read: {said}.", "data_source") from error
+    return {"data": data, "samples": samples}
+
+
+def _data(values: dict[str, Any], team: Team) -> TrainData:
+    source, stated = values.get("data_source") or "host", values.get("data_format") or None
+    if source == "file":
+        return FileData(path=str(values.get("data_path") or ""), format=stated)
+    if source == "upload":
+        return _uploaded(str(values.get("dataset") or ""), team)
+    return HostText()
+
+
+def _uploaded(dataset_id: str, team: Team) -> UploadedData:
+    dataset = Dataset.objects.filter(team=team, pk=dataset_id).first()
+    if dataset is None:
+        raise DraftProblem(
+            "No uploaded file is chosen, or it was deleted. Upload one, or choose the host's own "
+            "text.",
+            "dataset",
+        )
+    return UploadedData.model_validate(
+        {
+            "dataset_id": dataset.pk,
+            "name": dataset.name,
+            "sha256": dataset.sha256,
+            "size_bytes": dataset.size_bytes,
+            "format": dataset.format,
+        }
+    )
+
+
+def text_words(data: TrainData) -> str:
+    """Return what a training reads, as a sentence names it."""
+    if isinstance(data, UploadedData):
+        return f"the uploaded {data.name}"
+    if isinstance(data, FileData):
+        return f"its file {data.path}"
+    return "its own text" if isinstance(data, HostText) else "several sources"

@@ -1,0 +1,86 @@
+"""What a training reads, as its step asks it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from django import forms
+
+from runners.datasets.records import DataError, suffix_of
+from webapp.core.wording import sentence
+from webapp.datasets.models import Dataset
+from webapp.wizard.fields import StepForm
+
+SOURCES = [
+    ("host", "The host's own text"),
+    ("file", "A file on the host"),
+    ("upload", "An uploaded file"),
+]
+READ_AS = [
+    ("", "By its first record"),
+    ("text", "Text"),
+    ("chat", "Chats: “messages”"),
+    ("instruction", "Instructions: “instruction”, “output”"),
+    ("completion", "Prompts: “prompt”, “completion”"),
+]
+
+
+class DataForm(StepForm):
+    """The fields of a training's data; the step shows them apart."""
+
+    data_names = ("data_source", "data_path", "data_format", "dataset", "rows", "too_long")
+
+    data_source = forms.ChoiceField(label="Text to learn", choices=SOURCES, required=False)
+    data_path = forms.CharField(
+        label="File on the host",
+        required=False,
+        max_length=1000,
+        help_text="JSON lines or .txt, below the host's model folder",
+    )
+    data_format = forms.ChoiceField(label="Read it as", choices=READ_AS, required=False)
+    dataset = forms.ChoiceField(label="Uploaded file", required=False)
+    rows = forms.ChoiceField(
+        label="Short samples",
+        choices=[("packed", "Share a row, unseen by each other"), ("padded", "One a row, padded")],
+        required=False,
+    )
+    too_long = forms.ChoiceField(
+        label="What is longer than a row",
+        choices=[("cut", "Is cut"), ("leave_out", "Is left out")],
+        required=False,
+    )
+
+    def __init__(self, *args: Any, datasets: Sequence[Dataset] = (), **kwargs: Any) -> None:
+        """Offer the team's files."""
+        super().__init__(*args, **kwargs)
+        self.datasets = datasets
+        listed = [(each.pk, f"{each.name} · {each.num_records:,} records") for each in datasets]
+        field = self.fields["dataset"]
+        if isinstance(field, forms.ChoiceField):
+            field.choices = [("", "Choose a file"), *listed]
+
+    @property
+    def chosen(self) -> Dataset | None:
+        """Return the file that stands in the form."""
+        value = self["dataset"].value()
+        return next((each for each in self.datasets if each.pk == value), None)
+
+    def clean_data_path(self) -> str:
+        """Refuse a path that climbs, and a kind of file that is not read."""
+        path = str(self.cleaned_data.get("data_path") or "").strip()
+        if ".." in path.split("/") or "\x00" in path:
+            raise forms.ValidationError("A file's path may not climb with “..”.")
+        try:
+            if path:
+                suffix_of(path)
+        except DataError as error:
+            raise forms.ValidationError(sentence(str(error))) from None
+        return path
+
+    def clean(self) -> dict[str, Any]:
+        """Ask for the file that was announced."""
+        values = super().clean() or self.cleaned_data
+        needed = {"file": "data_path", "upload": "dataset"}.get(values.get("data_source") or "")
+        if needed and not values.get(needed) and needed not in self.errors:
+            said = {"data_path": "Name the file.", "dataset": "Choose a file, or upload one."}
+            self.add_error(needed, said[needed])
+        return values
