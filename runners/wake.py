@@ -14,10 +14,12 @@ class WakeListener:
             os.mkfifo(path, 0o600)
         # Open for writing too, so that it never reads as closed when the last writer leaves.
         self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poll = select.poll()  # select() itself refuses a descriptor of 1,024 or more
+        self._poll.register(self._fd, select.POLLIN)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for a wake-up and tell whether there was one."""
-        ready, _, _ = select.select([self._fd], [], [], timeout_s)
+        ready = self._poll.poll(timeout_s * 1000)
         if ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._fd, 4096)

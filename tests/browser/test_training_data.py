@@ -1,6 +1,7 @@
 """A team's own instructions, uploaded in the wizard, taught to the demo model, and judged."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,13 @@ def upload(page: Page, content: bytes) -> None:
     page.get_by_role("button", name="Upload", exact=True).click()
 
 
+def model_of(stack, job_id: str) -> str:
+    """Return the key of the model that a job left, as the links of its page name it."""
+    found = re.search(r"model=(\w+)", stack.client("alice").get(f"/jobs/{job_id}/"))
+    assert found, "the page offers nothing to do with the job's model"
+    return found[1]
+
+
 @pytest.fixture(scope="module")
 def tuned(browser, stack, finished_job):
     """Walk the wizard with a broken file and a sound one, launch, and watch to the end."""
@@ -50,7 +58,7 @@ def tuned(browser, stack, finished_job):
     page.locator("input[name='goal'][value='finetune']").check()
     go_on(page)
     page.locator("input[name='source'][value='team']").check()
-    page.locator("#id_team_model").select_option(index=1)
+    page.locator("#id_team_model").select_option(model_of(stack, finished_job))
     go_on(page)
     at_workload = page.url
     upload(page, lines(ASKED[:2]) + b"{oops\n")

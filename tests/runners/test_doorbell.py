@@ -17,7 +17,7 @@ from runners.messages import Doorbell
 from runners.redis_address import celery_url, key_prefix
 from runners.signing import sign
 from runners.supervision import procfs
-from runners.wake import WakeListener
+from runners.wake import WakeListener, wake_agent
 from tests.runners.tools import RedisServer, wait_for
 
 AGENT = """
@@ -84,6 +84,19 @@ def test_many_wakes_are_one(ringable, listener):
 
     assert listener.wait(0)
     assert not listener.wait(0)
+
+
+def test_an_agent_with_many_open_files_wakes_as_well(host_dir):
+    several = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    listener = WakeListener(host_dir.wake)  # its descriptor lies beyond what select() can take
+    try:
+        assert wake_agent(host_dir.wake)
+        assert listener.wait(0)
+        assert not listener.wait(0.01)
+    finally:
+        listener.close()
+        for each in several:
+            os.close(each)
 
 
 def test_a_doorbell_without_an_agent_is_done_all_the_same(ringable):

@@ -247,8 +247,11 @@ class Endpoint:
         is_recent = time.monotonic() - self.service.asked_at < 2 * FIGURES_SECONDS
         due = QUIET_FIGURES_SECONDS if is_quiet and not is_recent else FIGURES_SECONDS
         if since >= due:
-            self._figures_at = time.monotonic()
-            self.job.emitter.metric(self.service.figures.since_last(since))
+            self._tell_since(since)
+
+    def _tell_since(self, seconds: float) -> None:
+        self._figures_at = time.monotonic()
+        self.job.emitter.metric(self.service.figures.since_last(seconds))
 
     def _is_forgotten(self) -> bool:
         limit = self.spec.idle_stop_seconds
@@ -271,7 +274,8 @@ class Endpoint:
         await asyncio.to_thread(self._engine.join, LAST_WORDS_SECONDS)
 
     def publish(self, ending: Ending) -> None:
-        """Leave the figures of the whole life."""
+        """Leave the figures since they were told last, and those of the whole life."""
+        self._tell_since(time.monotonic() - self._figures_at)
         took = self.backend.took()
         why = {
             "stopped": "it was told to stop",
