@@ -282,6 +282,9 @@ ABILITIES: dict[str, Ability] = {
             ("zero_offload", OWN, "test_moments_on_disk_make_the_update_of_adamw"),
         )
     },
+    "qft": Ability(
+        "train", OWN, f"{_TRAIN}/test_integers.py::test_every_training_state_is_as_planned"
+    ),
     "qlora": Ability(
         "train",
         "peft",

@@ -77,6 +77,7 @@ class Engine(Spec):
     update_copies: float = 0.0
     unfilled_ratio: float = 0.0
     narrow_gradients_beside: bool = False
+    trains_integers_fused: bool = False
     recomputes_in_slack: bool = False
     returns_blocks: bool = False
     activation_ratio: float = 1.0

@@ -24,7 +24,7 @@ from planner.specs.calibration import HostCalibration
 from planner.specs.cluster import ClusterSpec, DeviceSpec
 from planner.specs.model import ModelSpec, WeightPart
 from planner.specs.strategy import OffloadSpec, Strategy
-from planner.specs.workload import ServeWorkload, Workload
+from planner.specs.workload import ServeWorkload, TrainWorkload, Workload
 from planner.workload.peaks import peak_of
 from planner.workload.ranks import Layout, StagePlace
 from planner.workload.rates import Rates, rates_for
@@ -147,11 +147,19 @@ class Setting:
     @cached_property
     def vocabulary_element_bytes(self) -> float:
         """Return the stored bytes of one embedding or output-head weight, both taken together."""
+        if self.has_integer_vocabulary:
+            return self.weight_element_bytes
         if self.packed is None:
             return self.plain_element_bytes
         if self.model.tie_word_embeddings:
             return self.packed.head_bytes_per_element
         return self.packed.vocabulary_bytes_per_element
+
+    @cached_property
+    def has_integer_vocabulary(self) -> bool:
+        """Return whether a training keeps every matrix in 8 bits and fuses the update."""
+        is_qft = isinstance(self.workload, TrainWorkload) and self.workload.method == "qft"
+        return is_qft and self.engine.trains_integers_fused
 
     @cached_property
     def head_element_bytes(self) -> float:

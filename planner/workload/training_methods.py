@@ -54,13 +54,15 @@ def filled_ratio(setting: Setting, workload: TrainWorkload) -> float:
 def gradient_bytes_each(setting: Setting, workload: TrainWorkload, layers: float) -> float:
     """Return the bytes of gradients per trained parameter; fused optimisers hold one layer's.
 
-    Some keep every 16-bit gradient beside the fp32 one that it is added to.
+    QFT as published keeps every gradient in 8 bits; some engines fuse its update too. Some keep
+    every 16-bit gradient beside the fp32 one that it is added to.
     """
     given = setting.strategy.gradient_dtype or "bf16"
     dtype = "bf16" if workload.method in ADAPTER_METHODS else given
     beside = dtype == "fp32" and setting.engine.narrow_gradients_beside
     each = element_bytes(dtype) + (element_bytes("bf16") if beside else 0.0)
-    return each / layers if workload.method in FUSED_METHODS else each
+    is_fused = workload.method in FUSED_METHODS or setting.has_integer_vocabulary
+    return each / layers if is_fused else each
 
 
 def moment_bytes(setting: Setting) -> float:

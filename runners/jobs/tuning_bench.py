@@ -20,6 +20,7 @@ from runners.jobs.live_bytes import LiveBytes, activations_counted
 from runners.jobs.loading import demo_config, fresh_model
 from runners.jobs.memory import gradient_bytes, model_bytes, optimizer_bytes
 from runners.jobs.runtime import prepare_process
+from runners.jobs.train.integers import hold_as_integers
 from runners.jobs.train.optimizers import build_optimizer
 from runners.jobs.train.recomputation import recompute
 from runners.jobs.train.swap import Swap, activations_away
@@ -103,6 +104,8 @@ def step_of(
     torch.manual_seed(0)
     model = fresh_model(demo_config(shape), torch.float32).train()
     model.set_attn_implementation("eager")
+    if name == "qft":
+        hold_as_integers(model)
     recompute(model, how)
     optimizer = build_optimizer(model, 1e-3, name)
     length = shape.max_position_embeddings

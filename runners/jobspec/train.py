@@ -115,6 +115,12 @@ class TrainSpec(TrainingMemory):
                 )
 
     def _check_integers(self) -> None:
+        if self.optimizer == "qft" and (self.lora or self.quantized):
+            other = "lora" if self.lora else "quantized"
+            raise ValueError(
+                f"optimizer qft trains every weight as an 8-bit integer, and {other} has layers "
+                "of its own; choose one of them"
+            )
         if self.quantized is None:
             return
         method = self.quantized.method

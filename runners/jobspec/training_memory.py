@@ -10,12 +10,12 @@ Recomputation = Literal["none", "selective", "full"]
 Away = Literal["none", "cpu", "disk"]
 OnSpike = Literal["stop", "skip"]
 Optimizer = Literal[
-    "adamw", "adamw_8bit", "adafactor", "lion", "lion_8bit", "sgd", "lomo", "adalomo"
+    "adamw", "adamw_8bit", "adafactor", "lion", "lion_8bit", "sgd", "lomo", "adalomo", "qft"
 ]
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 LengthSchedule = tuple[tuple[PositiveInt, Share], ...]
 SHARE_ROUNDING = 1e-6
-FUSED_OPTIMIZERS = frozenset({"lomo", "adalomo"})  # they update within the backward pass
+FUSED_OPTIMIZERS = frozenset({"lomo", "adalomo", "qft"})  # they update within the backward pass
 # Where a training begins that names none: found on the demo model; AdamW's is its spec's default.
 USUAL_LEARNING_RATES: dict[str, float] = {
     "adamw": 3e-3,
@@ -26,6 +26,7 @@ USUAL_LEARNING_RATES: dict[str, float] = {
     "sgd": 0.2,
     "lomo": 0.2,
     "adalomo": 3e-2,
+    "qft": 1e-3,
 }
 
 

@@ -13,9 +13,13 @@ from webapp.plans.laying_out import layout_of
 
 Draft = dict[str, Any]
 COMPUTE_DTYPES = ("fp32", "bf16", "fp16")
-TUNING_METHODS = ("full", "lora", "qlora", "lomo", "adalomo", "alphatuning")
+TUNING_METHODS = ("full", "lora", "qlora", "lomo", "adalomo", "qft", "alphatuning")
 ADAPTER_BASES: dict[str, BaseDtype] = {"lora": "compute", "qlora": "nf4"}
-OPTIMIZER_METHODS = ("lomo", "adalomo")  # the planner has these as methods, the trainer as more
+OPTIMIZER_METHODS = (
+    "lomo",
+    "adalomo",
+    "qft",
+)  # the planner has these as methods, the trainer as more
 GROWTH_DIVISORS = (8, 4, 2, 1)  # as from 128 to 1024 tokens in the paper, in quarters
 ALPHA_PER_RANK = 2  # the scale of an adapter, as most recipes have it
 
@@ -32,9 +36,8 @@ def train_spec(draft: Draft, model: ModelRef, best: PlannedStrategy) -> TrainSpe
         needs_weights(model, "Fine-tuning")
         if values["method"] not in TUNING_METHODS:
             raise DraftProblem(
-                f"{values['method']} is planned but does not run yet. Choose the method “full”, "
-                "“LoRA”, “QLoRA”, “LOMO”, "
-                "“AdaLomo” or “AlphaTuning”.",
+                f"{values['method']} is no method that runs. Choose “full”, “LoRA”, “QLoRA”, "
+                "“LOMO”, “AdaLomo”, “QFT” or “AlphaTuning”.",
                 "method",
             )
     elif not isinstance(model, DemoModel):

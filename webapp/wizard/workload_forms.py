@@ -21,6 +21,7 @@ TRAIN_METHODS = [
     ("qlora", "QLoRA: adapters over 4-bit weights"),
     ("lomo", "LOMO: every weight, no optimiser states, one gradient at a time"),
     ("adalomo", "AdaLomo: as LOMO, each weight at its own rate"),
+    ("qft", "QFT: every weight, with weights, gradients and momentum in 8 bits"),
     ("alphatuning", "AlphaTuning: scales alone, over 4-bit weights"),
 ]
 ADAPTER_METHODS = ("lora", "qlora")

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 from runners.jobs.ranks import Ranks
+from runners.jobs.train.integers import integer_matrices, learning
 from runners.jobs.train.optimizer_states import fill, share, tensors_of
 
 PREFIX = "step-"
@@ -112,7 +113,8 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def _trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Return what training changes; tied weights appear once, and frozen ones lie elsewhere."""
-    return {name: each for name, each in model.named_parameters() if each.requires_grad}
+    matrices = integer_matrices(model).items()
+    return learning(model) | {f"{name}.scale": each.scale for name, each in matrices}
 
 
 def _names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:

@@ -40,7 +40,7 @@ class FusedUpdate(torch.optim.Optimizer):
         self._trained = [each for group in self.param_groups for each in group["params"]]
         for group in self.param_groups:
             for parameter in group["params"]:
-                parameter.register_post_accumulate_grad_hook(self._hook_of(group))
+                self._hook(parameter, group)
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # torch has overloads
         """Do nothing: the backward pass has updated every weight."""
@@ -55,23 +55,32 @@ class FusedUpdate(torch.optim.Optimizer):
         """Change a weight by its gradient."""
         raise NotImplementedError
 
-    def _hook_of(self, group: dict[str, Any]) -> Callable[[torch.Tensor], None]:
+    def take(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+        """Change a weight by its gradient, clipped to a norm, and let it decay."""
+        norm = float(gradient.norm())
+        self._squares += norm * norm
+        if math.isfinite(norm):  # else the loss is none either, and the run ends
+            gradient.mul_(min(1.0, MAX_TENSOR_NORM / (norm + SMALLEST)))
+            parameter.mul_(1.0 - group["lr"] * group["weight_decay"])
+            self.update(parameter, gradient, group["lr"])
+
+    def _hook(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
         def arrived(parameter: torch.Tensor) -> None:
             gradient = parameter.grad
             if gradient is None:
                 return
-            held = sum(tensor_bytes(each.grad) for each in self._trained if each.grad is not None)
-            self.peak_gradient_bytes = max(self.peak_gradient_bytes, held)
+            self._note_held(0)
             with torch.no_grad():
-                norm = float(gradient.norm())
-                self._squares += norm * norm
-                if math.isfinite(norm):  # else the loss is none either, and the run ends
-                    gradient.mul_(min(1.0, MAX_TENSOR_NORM / (norm + SMALLEST)))
-                    parameter.mul_(1.0 - group["lr"] * group["weight_decay"])
-                    self.update(parameter, gradient, group["lr"])
+                self.take(parameter, gradient, group)
             parameter.grad = None
 
-        return arrived
+        given: Any = parameter  # the hook's method is without types
+        given.register_post_accumulate_grad_hook(arrived)
+
+    def _note_held(self, beside: int) -> None:
+        """Remember how many bytes of gradients are held, ``beside`` those that autograd keeps."""
+        held = sum(tensor_bytes(each.grad) for each in self._trained if each.grad is not None)
+        self.peak_gradient_bytes = max(self.peak_gradient_bytes, held + beside)
 
 
 class Lomo(FusedUpdate):

@@ -188,6 +188,6 @@ def _model(
     if stored_quantisation(folder) is not None:
         msg = f"{folder} holds quantised weights, which do not train; take its original"
         raise BadInputError(msg)
-    if spec.lora is None:
-        return load_folder(folder, "fp32", device)
+    if spec.lora is None:  # what becomes 8-bit integers need not be wide before
+        return load_folder(folder, "bf16" if spec.optimizer == "qft" else "fp32", device)
     return load_folder(folder, BASE_DTYPES.get(spec.lora.base_dtype, spec.compute_dtype), device)

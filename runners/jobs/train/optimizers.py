@@ -9,6 +9,8 @@ import torch
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.away_states import AwayAdamW
 from runners.jobs.train.fused_updates import AdaLomo, Lomo
+from runners.jobs.train.integer_updates import Qft
+from runners.jobs.train.integers import integer_matrices, learning
 from runners.jobs.train.lion import Lion
 from runners.jobspec.training_memory import Away, Optimizer
 
@@ -31,7 +33,7 @@ def build_optimizer(
     Raises:
         BadInputError: the host's device or libraries cannot do this.
     """
-    trained = [each for each in model.parameters() if each.requires_grad]
+    trained = list(learning(model).values())
     groups = [
         {"params": [each for each in trained if each.ndim > 1], "weight_decay": WEIGHT_DECAY},
         {"params": [each for each in trained if each.ndim <= 1], "weight_decay": 0.0},
@@ -40,7 +42,10 @@ def build_optimizer(
     if where != "none":
         _check_away(where, trained)
         return AwayAdamW(groups, learning_rate, BETAS, folder if where == "disk" else None)
-    return BUILDERS[name]([each for each in groups if each["params"]], learning_rate)
+    filled = [each for each in groups if each["params"]]
+    if name == "qft":
+        return Qft(filled, learning_rate, LION_BETAS, integer_matrices(model).values())
+    return BUILDERS[name](filled, learning_rate)
 
 
 def _check_away(where: Away, trained: list[torch.nn.Parameter]) -> None:

@@ -14,6 +14,7 @@ from runners.jobs.loading import TORCH_DTYPES, ready
 from runners.jobs.memory import Peak, PeakMeter, optimizer_bytes
 from runners.jobs.model_folders import opened_model
 from runners.jobs.runtime import BadInputError
+from runners.jobs.train.integers import learning
 from runners.jobs.train.quantized import made_plain
 from runners.jobs.train.sources import Data, perplexity_of
 from runners.jobs.train.trainer import Trainer, steady
@@ -60,7 +61,7 @@ def finish(prepared: Prepared, peak: Peak) -> None:
 
 def _trained_figures(trainer: Trainer) -> dict[str, float]:
     """Return how much was trained, and what the optimiser held for it."""
-    trained = sum(each.numel() for each in trainer.model.parameters() if each.requires_grad)
+    trained = sum(each.numel() for each in learning(trainer.model).values())
     return {
         "trainable_parameters": float(trained),
         "optimizer_bytes": float(optimizer_bytes(trainer.optimizer)),

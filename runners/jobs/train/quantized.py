@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from runners.adapter_options import QuantizedTraining
 from runners.jobs.runtime import BadInputError
+from runners.jobs.train.integers import made_wide, put
 
 SMALLEST_SCALE = 1e-8
 
@@ -40,7 +41,7 @@ def quantize_for_training(model: PreTrainedModel, options: QuantizedTraining) ->
                 "divisor, such as 32 or 64"
             )
             raise BadInputError(msg)
-        _put(model, name, kind(layer, options))
+        put(model, name, kind(layer, options))
 
 
 def made_plain(model: PreTrainedModel) -> PreTrainedModel:
@@ -52,7 +53,8 @@ def made_plain(model: PreTrainedModel) -> PreTrainedModel:
             plain.out_features, plain.in_features = weight.shape
             plain.weight = torch.nn.Parameter(weight)
             plain.register_parameter("bias", layer.bias)
-            _put(model, name, plain)
+            put(model, name, plain)
+    made_wide(model)
     return model
 
 
@@ -166,8 +168,3 @@ def _linear_layers(model: PreTrainedModel) -> list[tuple[str, torch.nn.Linear]]:
         for name, each in model.named_modules()
         if isinstance(each, torch.nn.Linear) and each is not head
     ]
-
-
-def _put(model: torch.nn.Module, name: str, layer: torch.nn.Module) -> None:
-    parent, _, last = name.rpartition(".")
-    setattr(model.get_submodule(parent), last, layer)

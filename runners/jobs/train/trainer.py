@@ -19,6 +19,7 @@ from runners.jobs.train.batches import Batch, Batches
 from runners.jobs.train.checkpoint import TrainState
 from runners.jobs.train.fused_updates import FusedUpdate
 from runners.jobs.train.guard import SpikeGuard
+from runners.jobs.train.integers import hold_as_integers
 from runners.jobs.train.layout import Replicas, StepLoss
 from runners.jobs.train.layouts.choice import chosen_layout
 from runners.jobs.train.loss_scale import LossScale
@@ -56,6 +57,8 @@ class Trainer:
 
     def __post_init__(self) -> None:
         spec, scratch = self.spec, self.job.scratch_dir()
+        if spec.optimizer == "qft":
+            hold_as_integers(self.model)
         recompute(self.model, spec.activation_recomputation)
         self.layout = chosen_layout(self.model, spec, self.device, self.ranks)
         states = (spec.optimizer_offload, scratch)

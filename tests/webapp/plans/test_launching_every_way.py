@@ -113,7 +113,7 @@ def test_what_a_job_is_expected_to_measure_has_interval_and_unit(plan, goal):
     ("goal", "field", "value", "words"),
     [
         ("compress", "method", "autoround", "AutoRound is planned but does not run yet"),
-        ("finetune", "method", "qft", "Choose the method “full”, “LoRA”"),
+        ("finetune", "method", "pretrain", "Choose “full”, “LoRA”, .* “QFT” or"),
     ],
 )
 def test_what_is_only_planned_is_refused_with_what_runs(plan, goal, field, value, words):
@@ -135,7 +135,7 @@ def test_each_optimizer_reaches_the_host_with_its_usual_rate(plan, optimizer):
     assert (spec.optimizer, spec.learning_rate) == (optimizer, USUAL_LEARNING_RATES[optimizer])
 
 
-@pytest.mark.parametrize("method", ["lomo", "adalomo"])
+@pytest.mark.parametrize("method", ["lomo", "adalomo", "qft"])
 def test_a_fused_method_is_an_optimizer_of_the_job(plan, method):
     made = plan("finetune", "team")
     made.draft["workload"]["finetune"] |= {"method": method, "global_batch_size": 1}

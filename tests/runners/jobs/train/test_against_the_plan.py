@@ -33,7 +33,7 @@ def planned(how="none", **workload):
         "strategy": {
             "activation_recomputation": how,
             "micro_batch_size": ROWS,
-            "weight_dtype": "fp32",
+            "weight_dtype": "int8" if workload.get("method") == "qft" else "fp32",
             "compute_dtype": "bf16",
             "attention": "eager",
         },

@@ -1,0 +1,251 @@
+"""A model whose matrices are 8-bit integers while they learn, with one scale for each row.
+
+A matrix is widened for one product at a time. Its gradient is rounded to 8 bits as soon as the
+backward pass has it, and given to whoever learns from it; autograd keeps none. Rounding is
+stochastic, so that updates below the grid's step count on the average. Norms and biases, which
+are vectors, keep 32 bits.
+
+Source: Li et al. 2023 (QFT), arXiv:2310.07147, section 3; Gupta et al. 2015, arXiv:1502.02551
+(stochastic rounding).
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+# torch leaves its autograd functions without types.
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+HIGHEST_CODE = 127
+SMALLEST_SCALE = 1e-12
+ELEMENTS_AT_ONCE = 2**22  # what is wide at a time: 16 MiB of fp32
+
+
+class Integers(NamedTuple):
+    """Rows of 8-bit codes [rows, columns], and the scale of each row [rows, 1]."""
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+
+    def values(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Return the numbers that the codes stand for."""
+        return self.codes.to(dtype) * self.scale.to(dtype)
+
+    def rows(self, part: slice) -> "Integers":
+        """Return some of the rows, which share their memory with these."""
+        return Integers(self.codes[part], self.scale[part])
+
+    def norm(self) -> float:
+        """Return the root of the summed squares of all numbers."""
+        parts = (self.rows(part).values().square().sum() for part in row_parts(self.codes))
+        return float(sum(parts, torch.zeros((), device=self.codes.device)).sqrt())
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of codes and scales."""
+        return self.codes.nbytes + self.scale.nbytes
+
+
+def rounded(values: torch.Tensor, generator: torch.Generator | None = None) -> Integers:
+    """Return numbers [rows, columns] as integers: to the nearest, or by chance with a generator.
+
+    By chance a number goes up as often as it is near the upper code: the mean is the number.
+    """
+    wide = values.float()
+    scale = wide.abs().amax(-1, keepdim=True).div_(HIGHEST_CODE).clamp_min_(SMALLEST_SCALE)
+    steps = wide / scale
+    if generator is None:
+        steps.round_()
+    else:
+        noise = torch.rand(steps.shape, generator=generator, device=steps.device)
+        steps.add_(noise).floor_()
+    return Integers(steps.clamp_(-HIGHEST_CODE, HIGHEST_CODE).to(torch.int8), scale)
+
+
+def rounded_by_parts(values: torch.Tensor, generator: torch.Generator | None = None) -> Integers:
+    """Return the same as ``rounded``, of a matrix that is too large to be wide at once."""
+    parts = [rounded(values[part], generator) for part in row_parts(values)]
+    return Integers(*(torch.cat(each) for each in zip(*parts, strict=True)))
+
+
+def row_parts(matrix: torch.Tensor) -> Iterator[slice]:
+    """Yield the rows of a matrix in runs of about ``ELEMENTS_AT_ONCE`` numbers."""
+    each = max(1, ELEMENTS_AT_ONCE // max(1, matrix.shape[1]))
+    for start in range(0, len(matrix), each):
+        yield slice(start, start + each)
+
+
+class IntegerMatrix(torch.nn.Module):
+    """A matrix as integers, and who is to learn from its gradient.
+
+    ``num_places``: how many layers use it; a tied matrix's gradient is whole when all have given
+    theirs. Parameters of integers have no gradient, so they count as frozen with torch.
+    """
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        """Round a matrix [rows, columns] to the nearest integers."""
+        super().__init__()
+        codes, scale = rounded_by_parts(weight.detach())
+        self.codes = torch.nn.Parameter(codes, requires_grad=False)
+        self.scale = torch.nn.Parameter(scale, requires_grad=False)
+        self.num_places = 1
+        self.learn: Callable[[torch.Tensor], None] | None = None
+        self._num_given = 0
+
+    @property
+    def integers(self) -> Integers:
+        """Return codes and scales."""
+        return Integers(self.codes.data, self.scale.data)
+
+    def take(self, gradient: torch.Tensor) -> None:
+        """Pass on what one layer's backward pass gave."""
+        if self.learn is not None:
+            self.learn(gradient)
+
+    def is_whole(self) -> bool:
+        """Count one layer's gradient; tell whether it was the step's last one."""
+        self._num_given = (self._num_given + 1) % self.num_places
+        return self._num_given == 0
+
+
+class IntegerLinear(torch.nn.Module):
+    """A linear layer over a matrix of integers."""
+
+    bias: torch.nn.Parameter | None
+
+    def __init__(self, layer: torch.nn.Linear, matrix: IntegerMatrix) -> None:
+        super().__init__()
+        self.matrix = matrix
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.register_parameter("bias", layer.bias)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the layer's outputs."""
+        kind = inputs.device.type
+        if torch.is_autocast_enabled(kind):
+            inputs = inputs.to(torch.get_autocast_dtype(kind))
+        made: torch.Tensor = _Product.apply(inputs, self.matrix)
+        return made if self.bias is None else made + self.bias.to(made.dtype)
+
+
+class IntegerEmbedding(torch.nn.Module):
+    """An embedding whose rows are integers; the tokens' rows alone are widened."""
+
+    def __init__(self, matrix: IntegerMatrix) -> None:
+        super().__init__()
+        self.matrix = matrix
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the tokens' vectors, as narrow as the products that follow."""
+        anchor = torch.empty(0, requires_grad=True)  # token ids alone have no backward pass
+        made: torch.Tensor = _Lookup.apply(ids, anchor, self.matrix)
+        kind = ids.device.type
+        dtype = torch.get_autocast_dtype(kind)
+        return made.to(dtype) if torch.is_autocast_enabled(kind) else made
+
+
+def hold_as_integers(model: PreTrainedModel) -> None:
+    """Put integers in the place of the matrices of a model's linear layers and embedding."""
+    matrices: dict[int, IntegerMatrix] = {}
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, torch.nn.Linear | torch.nn.Embedding):
+            matrix = matrices.get(id(layer.weight))
+            if matrix is None:
+                matrix = matrices[id(layer.weight)] = IntegerMatrix(layer.weight)
+            else:
+                matrix.num_places += 1
+            if isinstance(layer, torch.nn.Linear):
+                put(model, name, IntegerLinear(layer, matrix))
+            else:
+                put(model, name, IntegerEmbedding(matrix))
+    model.float()
+
+
+def made_wide(model: PreTrainedModel) -> None:
+    """Put plain layers back, whose weights are those that the integers stand for."""
+    wide: dict[int, torch.nn.Parameter] = {}
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, IntegerLinear | IntegerEmbedding):
+            matrix = layer.matrix
+            weight = wide.setdefault(
+                id(matrix), torch.nn.Parameter(matrix.integers.values(), requires_grad=True)
+            )
+            put(model, name, _plain_layer(layer, weight))
+
+
+def integer_matrices(model: torch.nn.Module) -> dict[str, IntegerMatrix]:
+    """Return a model's matrices of integers by name, each once."""
+    found = model.named_modules()
+    return {name: each for name, each in found if isinstance(each, IntegerMatrix)}
+
+
+def learning(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """Return what training changes by name: parameters with a gradient, and codes."""
+    codes = {f"{name}.codes": each.codes for name, each in integer_matrices(model).items()}
+    named = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    return named | codes
+
+
+def put(model: torch.nn.Module, name: str, layer: torch.nn.Module) -> None:
+    """Replace one of a model's layers."""
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, layer)
+
+
+def _plain_layer(
+    layer: IntegerLinear | IntegerEmbedding, weight: torch.nn.Parameter
+) -> torch.nn.Module:
+    if isinstance(layer, IntegerEmbedding):
+        embedding = torch.nn.Embedding(1, 1)
+        embedding.num_embeddings, embedding.embedding_dim = weight.shape
+        embedding.weight = weight
+        return embedding
+    plain = torch.nn.Linear(1, 1, bias=False)
+    plain.in_features, plain.out_features = layer.in_features, layer.out_features
+    plain.weight = weight
+    plain.register_parameter("bias", layer.bias)
+    return plain
+
+
+class _Product(torch.autograd.Function):
+    """A product that keeps its input alone; the matrix is widened anew when it is needed."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, matrix: IntegerMatrix) -> torch.Tensor:  # noqa: ANN401 - torch's protocol
+        ctx.save_for_backward(inputs)
+        ctx.matrix = matrix
+        return inputs @ matrix.integers.values(inputs.dtype).T
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401 - torch's protocol
+        (inputs,) = ctx.saved_tensors
+        matrix: IntegerMatrix = ctx.matrix
+        back = gradient @ matrix.integers.values(gradient.dtype)  # before the matrix is changed
+        matrix.take(gradient.flatten(0, -2).T @ inputs.flatten(0, -2))
+        return back, None
+
+
+class _Lookup(torch.autograd.Function):
+    """Rows of a matrix of integers."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - torch's protocol
+        ids: torch.Tensor,
+        _anchor: torch.Tensor,
+        matrix: IntegerMatrix,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(ids)
+        ctx.matrix = matrix
+        codes, scale = matrix.integers
+        return codes[ids].float() * scale[ids]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401 - torch's protocol
+        (ids,) = ctx.saved_tensors
+        matrix: IntegerMatrix = ctx.matrix
+        whole = gradient.new_zeros(matrix.codes.shape)
+        matrix.take(whole.index_add_(0, ids.flatten(), gradient.flatten(0, -2)))
+        return None, None, None
