@@ -10,21 +10,19 @@ from planner.exports.kubernetes import KUBERNETES
 from planner.exports.llama_cpp import LLAMA_CPP
 from planner.exports.measure import measure_text
 from planner.exports.megatron import MEGATRON
+from planner.exports.sayable import CONFIGURATIONS, formats_for, is_unlike
 from planner.exports.sglang import SGLANG
 from planner.exports.slurm import SLURM
 from planner.exports.tensorrt_llm import TENSORRT_LLM
 from planner.exports.torchrun import TORCHRUN
-from planner.exports.torchtitan import CONFIGURATIONS, TORCHTITAN
+from planner.exports.torchtitan import TORCHTITAN
 from planner.exports.unlike import (
-    is_unlike,
     unlike_body,
     unlike_notes,
     unlike_parts,
-    unlike_servers,
 )
 from planner.exports.vllm import VLLM
 from planner.specs.plan import PlannedStrategy, PlanRequest
-from planner.specs.strategy import Strategy
 from planner.specs.workload import TrainWorkload
 from planner.techniques.technique import Case
 from planner.workload.resolve import resolve_cluster, resolve_device, resolve_model
@@ -33,46 +31,7 @@ SERVERS = (VLLM, SGLANG, TENSORRT_LLM, LLAMA_CPP)
 TRAINERS = (TORCHRUN, ACCELERATE, DEEPSPEED, TORCHTITAN, MEGATRON)
 MANAGERS = (SLURM, KUBERNETES, COMPOSE)
 FORMATS: dict[str, Format] = {one.key: one for one in (*SERVERS, *TRAINERS, *MANAGERS)}
-WHOLE_WEIGHTS = frozenset({"pretrain", "full"})
 LOCAL_MODEL = "./model"
-
-
-def formats_for(case: Case, strategy: Strategy) -> tuple[str, ...]:
-    """Return the formats that can say a strategy and run on its device."""
-    if case.workload.kind == "compress":
-        return ()
-    if is_unlike(case.cluster, case.workload):
-        return unlike_servers(case, strategy, _servers)
-    training = isinstance(case.workload, TrainWorkload)
-    named = _trainers(case, strategy) if training else _servers(case)
-    managers = ["slurm", "kubernetes", *(["compose"] if case.cluster.nodes == 1 else [])]
-    return (*named, *managers)
-
-
-def _servers(case: Case) -> list[str]:
-    kind, vendor = case.device.kind, (case.device.vendor or "").lower()
-    runs = {
-        "vllm": kind != "uma",
-        "sglang": kind == "gpu",
-        "tensorrt_llm": kind == "gpu" and vendor == "nvidia",
-        "llama_cpp": kind != "accelerator",
-    }
-    return [name for name, applies in runs.items() if applies]
-
-
-def _trainers(case: Case, strategy: Strategy) -> list[str]:
-    sizes = ("tensor", "pipeline", "context", "expert")
-    split = any((getattr(strategy, f"{axis}_parallel_size") or 1) > 1 for axis in sizes)
-    whole = isinstance(case.workload, TrainWorkload) and case.workload.method in WHOLE_WEIGHTS
-    on_gpu = case.device.kind == "gpu"
-    says = {
-        "torchrun": True,
-        "accelerate": not split,
-        "deepspeed": on_gpu,
-        "torchtitan": on_gpu and whole and case.model.id.lower() in CONFIGURATIONS,
-        "megatron": on_gpu and whole,
-    }
-    return [name for name, applies in says.items() if applies]
 
 
 def export_case(request: PlanRequest, plan: PlannedStrategy) -> ExportCase:

@@ -2,25 +2,11 @@
 
 from planner.exports.case import ExportCase
 from planner.exports.export import Format, Notes
+from planner.exports.sayable import CONFIGURATIONS
 from planner.exports.torchrun import torchrun_arguments
 from planner.exports.training import method_notes, steps_of, train_workload
 from planner.workload.training_tiers import weights_share
 
-# The models that torchtitan 0.3 has a full-size configuration for: its module and function.
-CONFIGURATIONS = {
-    "meta-llama/llama-3.1-8b": ("llama3", "llama3_8b"),
-    "meta-llama/llama-3.1-70b": ("llama3", "llama3_70b"),
-    "meta-llama/llama-3.1-405b": ("llama3", "llama3_405b"),
-    "meta-llama/meta-llama-3-8b": ("llama3", "llama3_8b"),
-    "meta-llama/meta-llama-3-70b": ("llama3", "llama3_70b"),
-    "qwen/qwen3-0.6b": ("qwen3", "qwen3_0_6b"),
-    "qwen/qwen3-1.7b": ("qwen3", "qwen3_1_7b"),
-    "qwen/qwen3-14b": ("qwen3", "qwen3_14b"),
-    "qwen/qwen3-32b": ("qwen3", "qwen3_32b"),
-    "qwen/qwen3-30b-a3b": ("qwen3", "qwen3_30b_a3b"),
-    "deepseek-ai/deepseek-v3": ("deepseek_v3", "deepseek_v3_671b"),
-    "deepseek-ai/deepseek-v2-lite": ("deepseek_v3", "deepseek_v3_16b"),
-}
 SCHEDULES = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",

@@ -6,72 +6,15 @@ by vLLM alone, which takes the layers of each stage.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
-from planner.errors import PlannerError
 from planner.exports.case import ExportCase
 from planner.exports.export import Format, Notes
+from planner.exports.sayable import is_unlike, setting_of
 from planner.specs.base import JsonObject
-from planner.specs.cluster import ClusterSpec
-from planner.specs.estimate import EstimateRequest
-from planner.specs.model import ModelSpec
-from planner.specs.strategy import Strategy
-from planner.specs.workload import GenerateWorkload, ServeWorkload, Workload
-from planner.techniques.case import Case
-from planner.workload.dealing import deal, groups_of
-from planner.workload.resolve import resolve
-from planner.workload.setting import Setting
 from planner.workload.unlike_serving import Part, parts_of
 
-STAGED = "vllm"  # the one server that takes an uneven split of the layers
 COUNTED = ("concurrency", "burst_requests", "batch_size")
-
-
-def is_unlike(cluster: ClusterSpec, workload: Workload) -> bool:
-    """Return whether a plan serves on nodes of several kinds."""
-    return bool(cluster.other_nodes) and isinstance(workload, ServeWorkload | GenerateWorkload)
-
-
-def unlike_servers(
-    case: Case, strategy: Strategy, servers_of: Callable[[Case], list[str]]
-) -> tuple[str, ...]:
-    """Return the servers that can say a plan over unlike nodes; no cluster manager can."""
-    try:
-        setting = _setting(case.model, case.cluster, case.workload, strategy)
-    except PlannerError:
-        return ()
-    dealt = deal(setting)
-    kinds = {place.device.id: place.device for one in dealt for place in one.places}
-    runs = [servers_of(replace(case, device=device)) for device in kinds.values()]
-    everywhere = [name for name in runs[0] if all(name in one for one in runs)]
-    if not any(one.is_uneven for one in dealt):
-        return tuple(everywhere)
-    whole = len(dealt) == 1 and dealt[0].replicas == 1 and _in_equal_nodes(setting)
-    return tuple(name for name in everywhere if name == STAGED and whole)
-
-
-def _in_equal_nodes(setting: Setting) -> bool:
-    """Return whether a pipeline takes as many devices of each node that it reaches.
-
-    Source: vLLM, vllm/config/parallel.py (the ranks of a world are dealt evenly to its nodes).
-    """
-    widths = {group.devices_per_node for group in groups_of(setting.cluster)}
-    return len(widths) == 1 and setting.layout.devices % widths.pop() == 0
-
-
-def _setting(
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    workload: Workload,
-    strategy: Strategy,
-    engine: str | None = None,
-) -> Setting:
-    return resolve(
-        EstimateRequest(
-            model=model, cluster=cluster, workload=workload, strategy=strategy, engine=engine
-        )
-    )
 
 
 def unlike_parts(case: ExportCase) -> tuple[Part, ...]:
@@ -79,7 +22,7 @@ def unlike_parts(case: ExportCase) -> tuple[Part, ...]:
     plan, workload = case.plan, case.workload
     if not is_unlike(plan.cluster, workload):
         return ()
-    setting = _setting(case.shape, plan.cluster, workload, plan.strategy, plan.engine)
+    setting = setting_of(case.shape, plan.cluster, workload, plan.strategy, plan.engine)
     return parts_of(setting, setting.workload)  # type: ignore[arg-type]  # is_unlike says which
 
 

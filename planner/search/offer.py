@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from planner.exports.registry import formats_for
+from planner.exports.sayable import formats_for
 from planner.search.question import Question
 from planner.search.rank import devices_of, merit_of, perplexity_ratio
 from planner.search.tiers import advice_for, tier_of

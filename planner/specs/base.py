@@ -32,7 +32,9 @@ OperatorClass = Literal["compute", "memory_bandwidth", "communication", "overhea
 class Spec(BaseModel):
     """A document that crosses a border: immutable, and it refuses fields that it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", ser_json_inf_nan="constants", defer_build=True
+    )
 
 
 class SparseSpec(Spec):

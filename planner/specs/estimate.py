@@ -26,7 +26,7 @@ class EstimateRequest(SparseSpec):
     model: str | ModelSpec | dict[str, Any] = Field(union_mode="left_to_right")
     cluster: ClusterSpec
     workload: Workload
-    strategy: Strategy = Strategy()
+    strategy: Strategy = Field(default_factory=Strategy)
     engine: str | None = None
     host_calibration: HostCalibration | None = None
 

@@ -34,7 +34,7 @@ class PlanRequest(SparseSpec):
     engine: str | None = None
     objective: Objective = "balanced"
     constraints: dict[str, Bound] = Field(default_factory=dict)
-    pins: Strategy = Strategy()
+    pins: Strategy = Field(default_factory=Strategy)
     top: Annotated[int, Field(ge=1, le=100)] = 5
     hardware_options: tuple[ClusterSpec, ...] = ()
     host_calibration: HostCalibration | None = None

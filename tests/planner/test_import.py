@@ -33,6 +33,18 @@ def test_the_doors_load_nothing_heavy_either():
     assert loaded_after("from planner import estimate, plan").isdisjoint(HEAVY)
 
 
+def test_the_doors_load_no_format_that_nobody_has_asked_for():
+    assert "yaml" not in loaded_after("import planner.api")
+
+
+def test_the_doors_build_no_validator_before_the_first_question():
+    # pydantic's first validator looks through every installed package for plugins of its own.
+    code = "import planner.api, sys; print('pydantic.plugin._loader' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "False"
+
+
 def test_the_doors_are_the_same_ones():
     import planner
     from planner import api
