@@ -9,6 +9,7 @@ from planner.catalog.engines import calibration_name
 from planner.cost.compression import RECIPES
 from planner.errors import NotCoveredError, NotPossibleError, PlannerError
 from planner.search.block import Block
+from planner.search.ceiling import out_of_reach
 from planner.search.constraints import broken, constraints_of
 from planner.search.offer import offered
 from planner.search.offloaded import offloaded
@@ -129,7 +130,8 @@ def best_with_cluster(request: PlanRequest, found: Found) -> tuple[Estimate, Clu
 def explore(request: PlanRequest, *, only_fitting: bool = False) -> Found:
     """Return every strategy of every cluster, scored, and the techniques that do not apply.
 
-    With ``only_fitting`` blocks are left out in which no strategy fits into memory.
+    With ``only_fitting`` blocks are left out in which no strategy fits into memory, and
+    clusters whose devices have not the arithmetic for a target.
 
     Raises:
         PlannerError: no strategy could be costed at all; it is the last one's reason.
@@ -142,6 +144,8 @@ def explore(request: PlanRequest, *, only_fitting: bool = False) -> Found:
         )
     found = Found(constraints_of(request))
     for question in questions(request):
+        if only_fitting and out_of_reach(question, found.limits):
+            continue
         for key, reason in inapplicable(question.case).items():
             found.rejections.technique(key, reason)
         parts, refused = scored(question, only_fitting=only_fitting)

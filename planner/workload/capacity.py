@@ -23,8 +23,15 @@ def max_concurrency(setting: Setting, workload: ServeWorkload) -> float:
 def held_at_once(setting: Setting, workload: ServeWorkload) -> tuple[float, float]:
     """Return how many full-length requests memory holds, usually and where weights are tight.
 
-    Where weights leave little room, operators let an engine use more of the memory.
+    Where weights leave little room, operators let an engine use more of the memory. A search
+    asks twice of each setting: whether anything fits, and then what it costs.
     """
+    if workload is not setting.workload:
+        return _held(setting, workload)
+    return setting.once("held_at_once", lambda: _held(setting, workload))
+
+
+def _held(setting: Setting, workload: ServeWorkload) -> tuple[float, float]:
     usual, raised = zip(*room_by_stage(setting, workload), strict=True)
     most = maximum(0.0, floor(reduce(minimum, usual)))
     return most, where(most >= 1, floor(reduce(minimum, raised)), most)

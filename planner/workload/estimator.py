@@ -34,7 +34,7 @@ from planner.workload.outcome import Outcome
 from planner.workload.resolve import resolve
 from planner.workload.serve import serve
 from planner.workload.setting import Setting
-from planner.workload.training_memory import training_memory
+from planner.workload.train import held_memory
 from planner.workload.training_run import train_run
 from planner.workload.under_load import under_load
 from planner.workload.unlike_load import under_unlike_load
@@ -135,7 +135,7 @@ def fits_of(setting: Setting) -> Flag:
     """Return whether a setting fits by its memory alone; true where only ``run`` can tell."""
     workload = setting.workload
     if isinstance(workload, TrainWorkload) and workload.length_schedule is None:
-        return training_memory(setting, Unrecorded(), workload).fits
+        return held_memory(setting, workload, Unrecorded()).fits
     alike = not setting.cluster.other_nodes and setting.strategy.disaggregated is None
     if isinstance(workload, ServeWorkload) and alike:
         return cast("Flag", max_concurrency(setting, workload) >= 1)

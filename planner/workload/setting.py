@@ -1,7 +1,9 @@
 """Everything that an estimate depends on, resolved: nothing is left to default after this."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TypeVar, cast
 
 from planner.catalog.engines import Engine, sources
 from planner.catalog.packed import PackedFormat, packed_format
@@ -29,6 +31,8 @@ from planner.workload.peaks import peak_of
 from planner.workload.ranks import Layout, StagePlace
 from planner.workload.rates import Rates, rates_for
 from planner.workload.swept import SHOWN_BY, Swept
+
+T = TypeVar("T")
 
 MODELLED = Origin()
 # Parts whose kernels reach another share of the peak on narrow units.
@@ -67,6 +71,14 @@ class Setting:
     split: tuple[Quantity, ...] = ()
     places: tuple[StagePlace, ...] = ()
     warnings: list[str] = field(default_factory=list)
+    # What was costed of this very setting and is asked for again: a changed copy starts empty.
+    remembered: dict[str, object] = field(default_factory=dict, init=False, compare=False)
+
+    def once(self, name: str, cost: Callable[[], T]) -> T:
+        """Return what something costs of this setting, costed when it is asked for first."""
+        if name not in self.remembered:
+            self.remembered[name] = cost()
+        return cast("T", self.remembered[name])
 
     @property
     def is_measured(self) -> bool:

@@ -56,12 +56,17 @@ class Swept:
         def shown(place: Mapping[str, float]) -> float:
             return place.get(part, place.get(alike, 1.0))
 
+        found = shown(self._place)
+        for name, is_here in self._layouts:
+            found = where(is_here, shown(self.engine.serving_factors[name]), found)
+        return found
+
+    @cached_property
+    def _place(self) -> Mapping[str, float]:
+        """Return the factors of the nearest place, but for those of single layouts."""
         places = self.engine.serving_factors
         names = (self._told, self.pair, self.pair.rpartition("/")[2], ANYWHERE)
-        found = shown(next((places[name] for name in names if name in places), {}))
-        for name, is_here in self._layouts:
-            found = where(is_here, shown(places[name]), found)
-        return found
+        return next((places[name] for name in names if name in places), {})
 
     @cached_property
     def habits(self) -> ArrivalHabits:

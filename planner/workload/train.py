@@ -57,7 +57,17 @@ class _MicroBatch:
 
 def train(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> Outcome:
     """Return what one training step costs, and the whole run when its length is given."""
-    return at_pace(setting, workload, ledger, training_memory(setting, ledger, workload))
+    return at_pace(setting, workload, ledger, held_memory(setting, workload, ledger))
+
+
+def held_memory(setting: Setting, workload: TrainWorkload, ledger: Ledger) -> MemoryUse:
+    """Return what every stage holds.
+
+    A search asks twice of each setting: whether anything fits, and then what it costs.
+    """
+    if ledger.records or workload is not setting.workload:
+        return training_memory(setting, ledger, workload)
+    return setting.once("held_memory", lambda: training_memory(setting, ledger, workload))
 
 
 def stage_seconds(setting: Setting, workload: TrainWorkload, pace: Pace) -> float:
