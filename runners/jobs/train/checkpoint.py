@@ -25,11 +25,17 @@ FILES = {"weights": "model.safetensors", "optimizer": "optimizer.safetensors"}
 
 @dataclass
 class TrainState:
-    """How far training is; the batches follow from the step, so no data position is kept."""
+    """How far training is; the batches follow from the step, so no data position is kept.
+
+    ``loss_scale`` is that of fp16 gradients, which ``scaled_steps`` have met without overflow; 0
+    without one.
+    """
 
     step: int = 0
     tokens: int = 0
     elapsed_seconds: float = 0.0
+    loss_scale: float = 0.0
+    scaled_steps: int = 0
 
 
 class Saved(NamedTuple):
@@ -64,14 +70,21 @@ def write_checkpoint(folder: Path, saved: Saved) -> Path:
 
 
 def publish_checkpoint(folder: Path, number: int, write: Callable[[Path], None]) -> Path:
-    """Put what ``write`` leaves in a folder in its place whole; older ones go then."""
+    """Put what ``write`` leaves in a folder in its place whole; older ones go then.
+
+    What could not be written whole, as on a full disk, is removed; the newest before it stands.
+    """
     final = folder / f"{PREFIX}{number:08d}"
     building = folder / f".{final.name}-building"
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
-    write(building)
-    for path in building.iterdir():
-        _sync(path)
+    try:
+        write(building)
+        for path in building.iterdir():
+            _sync(path)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
     shutil.rmtree(final, ignore_errors=True)
     building.rename(final)
     _sync(folder)
@@ -130,15 +143,15 @@ def share_progress(
     state: TrainState | None,
 ) -> TrainState | None:
     """Give every rank the lead's weights, and its optimizer and progress where it resumed."""
-    mine = [float(value) for value in asdict(state).values()] if state else [0.0] * 3
-    is_resumed, step, tokens, elapsed = ranks.total(
-        [float(state is not None), *mine] if ranks.is_lead else [0.0] * 4
-    )
+    mine = [float(value) for value in asdict(state or TrainState()).values()]
+    told = [float(state is not None), *mine]
+    is_resumed, *values = ranks.total(told if ranks.is_lead else [0.0] * len(told))
     ranks.copy_from_lead(list(model.parameters()))
     if not is_resumed:
         return None
     share(ranks, optimizer, _names(model, optimizer))
-    return TrainState(int(step), int(tokens), elapsed)
+    kinds = [type(value) for value in asdict(TrainState()).values()]
+    return TrainState(*(kind(value) for kind, value in zip(kinds, values, strict=True)))
 
 
 def _sync(path: Path) -> None:

@@ -21,7 +21,7 @@ class LossScale:
         """Begin high: the first steps find the scale by halving it."""
         self.value = FIRST_SCALE
         self.num_overflows = 0
-        self._good_steps = 0
+        self.good_steps = 0  # in a row, since the scale changed
 
     def unscale(self, parameters: Iterable[torch.nn.Parameter]) -> bool:
         """Take the scale off the gradients; return whether they are all finite."""
@@ -36,10 +36,10 @@ class LossScale:
     def _adapt(self, *, is_finite: bool) -> None:
         if not is_finite:
             self.num_overflows += 1
-            self._good_steps = 0
+            self.good_steps = 0
             self.value = max(SMALLEST_SCALE, self.value / 2.0)
             return
-        self._good_steps += 1
-        if self._good_steps == GROWTH_STEPS:
-            self._good_steps = 0
+        self.good_steps += 1
+        if self.good_steps == GROWTH_STEPS:
+            self.good_steps = 0
             self.value *= 2.0

@@ -86,6 +86,8 @@ class Trainer:
         if state is not None:
             self.state = state
             self.resumed_at_step = state.step
+            if self._scale is not None and state.loss_scale:
+                self._scale.value, self._scale.good_steps = state.loss_scale, state.scaled_steps
             done = math.floor(self.pace.fraction(state) * VALIDATIONS_PER_RUN)
             self._next_validation = (done + 1) / VALIDATIONS_PER_RUN
 
@@ -127,6 +129,9 @@ class Trainer:
     def checkpoint(self) -> None:
         """Save model, optimizer and progress, which the lead does for all."""
         self.layout.synchronise()
+        if self._scale is not None:
+            scale = self._scale
+            self.state.loss_scale, self.state.scaled_steps = scale.value, scale.good_steps
         self.layout.save(self.job.checkpoint_dir, self.optimizer, self.state)
         self._last_checkpoint_at = time.monotonic()
 

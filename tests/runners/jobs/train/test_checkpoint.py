@@ -75,3 +75,29 @@ def test_the_same_step_can_be_saved_twice(tmp_path, pair):
     save_checkpoint(tmp_path, *pair(1), TrainState(step=3, tokens=7))
 
     assert load_latest(tmp_path, *pair(2)) == TrainState(step=3, tokens=7)
+
+
+def test_a_full_disk_leaves_the_last_whole_checkpoint_and_nothing_half_written(small_disk, pair):
+    large = torch.nn.Linear(400, 300)
+    optimizer = torch.optim.AdamW(large.parameters(), lr=0.1)
+    saved = pair(1)
+    save_checkpoint(small_disk, *saved, TrainState(step=3))
+
+    with pytest.raises(Exception, match=r"No space left|File too large|I/O error"):
+        save_checkpoint(small_disk, large, optimizer, TrainState(step=4))
+
+    loaded = pair(2)
+    assert load_latest(small_disk, *loaded) == TrainState(step=3)
+    assert torch.equal(saved[0].weight, loaded[0].weight)
+    assert [each.name for each in small_disk.iterdir()] == ["step-00000003"]
+
+
+def test_once_there_is_room_again_the_next_checkpoint_takes_its_place(small_disk, pair):
+    large = torch.nn.Linear(400, 300)
+    optimizer = torch.optim.AdamW(large.parameters(), lr=0.1)
+    with pytest.raises(Exception, match=r"No space left|File too large|I/O error"):
+        save_checkpoint(small_disk, large, optimizer, TrainState(step=4))
+
+    save_checkpoint(small_disk, *pair(1), TrainState(step=5))
+
+    assert load_latest(small_disk, *pair(2)) == TrainState(step=5)

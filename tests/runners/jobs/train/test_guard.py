@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from runners.jobs.train.checkpoint import checkpoints
 from runners.jobs.train.guard import MAX_SKIPPED, DivergedError, SpikeGuard
 from runners.jobs.train.loss_scale import FIRST_SCALE, GROWTH_STEPS, LossScale
+from runners.jobs.train.schedule import Pace
 from tests.runners.jobs.harness import tiny_training
 from tests.runners.jobs.train.training import tiny_trainer
 
@@ -107,3 +108,21 @@ def test_a_training_in_fp16_learns_and_ends_with_unscaled_gradients(make_job):
 
     narrow, wide = (each.last_loss for each in trainers)
     assert narrow == pytest.approx(wide, rel=0.05)
+
+
+def test_a_resumed_training_in_fp16_goes_on_with_its_scale(make_job):
+    spec = tiny_training(max_steps=8, compute_dtype="fp16")
+    first, resumed = (tiny_trainer(make_job(spec)) for _ in range(2))
+    first._scale.value = 2.0**30  # overflows, so that the first steps halve it
+    first.pace = Pace(4, None)
+    first.run()
+    first.checkpoint()
+
+    resumed.resume()
+
+    assert first._scale.num_overflows > 0
+    assert (resumed._scale.value, resumed._scale.good_steps) == (
+        first._scale.value,
+        first._scale.good_steps,
+    )
+    assert resumed._scale.value not in {FIRST_SCALE, 2.0**30}

@@ -1,0 +1,150 @@
+"""Trainings whose ranks are killed in the middle of a step, and what goes on from what they left.
+
+One process imports the libraries and forks the ranks of each part: undisturbed, killed, resumed.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from runners.jobs.ranks import RankLostError, Ranks
+from tests.runners.jobs.train.laid_out import (
+    DP,
+    EP,
+    PP,
+    STEPS,
+    TP,
+    ZERO,
+    Seen,
+    _import_what_training_imports,
+    model_of,
+    trainer_of,
+)
+from tests.stack import free_port
+
+KILLED_AT = 3  # steps are behind it, and as many checkpoints
+EXIT_LOST = 7
+EVERY_STEP = 1e-6  # seconds between checkpoints
+
+
+class Killing(NamedTuple):
+    """A layout, which of its ranks is killed, and in which layout the training goes on."""
+
+    options: dict[str, Any]
+    victim: int
+    then: dict[str, Any]
+
+
+def size_of(options: dict[str, Any]) -> int:
+    """Return how many ranks a layout takes."""
+    sizes = (value for name, value in options.items() if name.endswith("_parallel_size"))
+    apart = 1
+    for value in sizes:
+        apart *= value
+    return apart // options.get("expert_parallel_size", 1)
+
+
+FOUR = {"data_parallel_size": 4, "zero_stage": 3}
+CONTEXT = {"context_parallel_size": 2, "context_method": "ring"}
+KILLINGS = {
+    "data parallel": Killing(DP, 1, DP),
+    "ZeRO-3": Killing(ZERO["ZeRO-3"], 1, ZERO["ZeRO-3"]),
+    "ZeRO-3, its lead": Killing(ZERO["ZeRO-3"], 0, ZERO["ZeRO-3"]),
+    "tensor": Killing(TP, 1, TP),
+    "pipeline": Killing(PP, 1, PP),
+    "context": Killing(CONTEXT, 1, CONTEXT),
+    "experts": Killing(EP, 1, EP),
+    "tensor and pipeline": Killing({**TP, **PP}, 2, {**TP, **PP}),
+    "ZeRO-3 from 4 ranks to 2": Killing(FOUR, 3, ZERO["ZeRO-3"]),
+    "ZeRO-3 from 4 ranks to one": Killing(FOUR, 1, {}),
+}
+
+
+def train(name: str, options: dict[str, Any], ranks: Ranks, folder: Path, victim: int) -> Seen:
+    """Train to the end, or until the victim kills itself as its next step's products begin."""
+    trainer = trainer_of(
+        model_of(name), options or None, ranks, folder, checkpoint_every_seconds=EVERY_STEP
+    )
+
+    def kill(*_args: object) -> None:
+        if trainer.state.step == KILLED_AT:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if ranks.rank == victim:
+        for part in getattr(trainer.layout, "_stages", [trainer.model]):
+            part.register_forward_pre_hook(kill)
+    trainer.resume()
+    trainer.run()
+    return trainer
+
+
+def _on_rank(name: str, options: dict[str, Any], rank: int, port: int, said: Path) -> None:
+    size, victim = size_of(options), KILLINGS[name].victim if said.name == "killed" else -1
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    ranks = Ranks(rank, size, lead=0, local_rank=rank)
+    folder = said.parent / ("alone" if said.name == "undisturbed" else "work")
+    trainer = train(name, options, ranks, folder, victim)
+    found = {
+        "losses": [each["loss"] for each in trainer.values],
+        "resumed_at_step": trainer.resumed_at_step,
+    }
+    (said / f"{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+
+
+def run(name: str, options: dict[str, Any], said: Path) -> list[int]:
+    """Run one part of a case on forked ranks; return how each ended, signals below 0."""
+    said.mkdir(parents=True, exist_ok=True)
+    port, pids = free_port(), []
+    for rank in range(size_of(options)):
+        pid = os.fork()
+        if not pid:
+            _end(name, options, rank, port, said)
+        pids.append(pid)
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+
+
+def _end(name: str, options: dict[str, Any], rank: int, port: int, said: Path) -> None:
+    code = 1
+    try:
+        _on_rank(name, options, rank, port, said)
+        code = 0
+    except RankLostError as error:
+        (said / f"{rank}.lost").write_text(str(error))
+        code = EXIT_LOST
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main() -> None:
+    """Run all cases, or those named, below the folder."""
+    torch.set_num_threads(1)
+    _import_what_training_imports()
+    folder = Path(sys.argv[1])
+    for name, case in KILLINGS.items():
+        if sys.argv[2:] and name not in sys.argv[2:]:
+            continue
+        parts = {"undisturbed": case.options, "killed": case.options, "resumed": case.then}
+        ends, began = {}, time.monotonic()
+        for part, options in parts.items():
+            ends[part] = run(name, options, folder / name / part)
+        ends["seconds"] = time.monotonic() - began
+        (folder / name / "ends.json").write_text(json.dumps(ends))
+
+
+if __name__ == "__main__":
+    assert KILLED_AT < STEPS
+    main()

@@ -1,0 +1,76 @@
+"""A rank of a divided training is killed: the others notice, and the next start loses one step."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from runners.jobs.ranks import Ranks
+from runners.jobs.runtime import BadInputError
+from tests.runners.jobs.harness import PROJECT
+from tests.runners.jobs.train.killed import EXIT_LOST, KILLED_AT, KILLINGS, size_of
+from tests.runners.jobs.train.laid_out import STEPS, trainer_of
+
+pytestmark = [pytest.mark.equality, pytest.mark.slow]
+LOSS_TOLERANCE = 5e-6  # nats, as between layouts: ten times the spacing of fp32 at 5
+EACH = pytest.mark.parametrize("name", KILLINGS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    found = tmp_path_factory.mktemp("killed")
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.runners.jobs.train.killed", str(found)],
+        cwd=PROJECT, capture_output=True, text=True, timeout=420, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    return found
+
+
+def losses(folder, name, part):
+    return json.loads((folder / name / part / "0.json").read_text())["losses"]
+
+
+@EACH
+def test_whoever_is_left_ends_by_name_and_does_not_wait_for_ever(folder, name):
+    ends, case = json.loads((folder / name / "ends.json").read_text()), KILLINGS[name]
+
+    expected = [EXIT_LOST] * size_of(case.options)
+    expected[case.victim] = -signal.SIGKILL
+    assert ends["killed"] == expected
+    assert ends["seconds"] < 60  # the time that a silent rank has
+    for path in (folder / name / "killed").glob("*.lost"):
+        assert path.read_text().startswith(f"rank {path.stem} of {len(expected)}: ")
+
+
+@EACH
+def test_the_loss_goes_on_unbroken_from_the_last_checkpoint(folder, name):
+    undisturbed, resumed = (losses(folder, name, part) for part in ("undisturbed", "resumed"))
+
+    assert len(undisturbed) == STEPS
+    assert len(resumed) == STEPS - KILLED_AT
+    assert resumed == pytest.approx(undisturbed[KILLED_AT:], abs=LOSS_TOLERANCE)
+    assert resumed[-1] < 0.95 * undisturbed[0]
+
+
+def test_every_rank_goes_on_at_the_leads_step(folder):
+    for name in KILLINGS:
+        said = (folder / name / "resumed").glob("*.json")
+        steps = {json.loads(each.read_text())["resumed_at_step"] for each in said}
+
+        assert steps == {KILLED_AT}, name
+
+
+@pytest.mark.parametrize("name", ["ZeRO-3 from 4 ranks to 2", "tensor and pipeline"])
+def test_a_layout_for_other_ranks_than_came_back_is_refused_by_name(tmp_path, name):
+    with pytest.raises(BadInputError, match=r"takes 4 ranks .* but 2 were started; launch it on"):
+        trainer_of("llama", KILLINGS[name].options, Ranks(0, 2), tmp_path)
+
+
+def test_experts_that_the_ranks_left_do_not_divide_are_refused_by_name(tmp_path):
+    options = {"data_parallel_size": 3, "expert_parallel_size": 3}
+
+    with pytest.raises(BadInputError, match=r"num_local_experts is 4, which .* 3 does not divide"):
+        trainer_of("mixtral", options, Ranks(0, 3), tmp_path, gradient_accumulation_steps=3)
