@@ -173,10 +173,20 @@ def lost_rank_named(ranks: Ranks) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        is_lost = isinstance(error, dist.DistError) or any(
-            words in str(error) for words in LOST_WORDS
-        )
-        if ranks.is_alone or not is_lost:
+        lost = next(filter(_is_of_a_lost_rank, _causes(error)), None)
+        if ranks.is_alone or lost is None:
             raise
-        said = SOURCE_PLACE.sub("", str(error).strip().splitlines()[0]).partition(". ")[0]
+        said = SOURCE_PLACE.sub("", str(lost).strip().splitlines()[0]).partition(". ")[0]
         raise RankLostError(f"rank {ranks.rank} of {ranks.size}: {said}") from error
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what caused it: a pipeline's stage tells of its products' failures."""
+    at: BaseException | None = error
+    while at is not None:
+        yield at
+        at = at.__cause__
+
+
+def _is_of_a_lost_rank(error: BaseException) -> bool:
+    return isinstance(error, dist.DistError) or any(words in str(error) for words in LOST_WORDS)
