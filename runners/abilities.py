@@ -55,6 +55,12 @@ ABILITIES: dict[str, Ability] = {
         ),
         Ability("train", "torch", _LEARNS_THE_SAME),
     ),
+    "uneven_stages": Ability("train", "torch", _LEARNS_THE_SAME),
+    "swarm": Ability(
+        "train",
+        "torch",
+        f"{_TRAIN}/test_killed_ranks.py::test_the_loss_goes_on_unbroken_from_the_last_checkpoint",
+    ),
     "elastic_training": Ability(
         "train",
         "torch",
@@ -280,6 +286,7 @@ ABILITIES: dict[str, Ability] = {
                 "test_states_are_as_small_as_the_literature_has_them",
             ),
             ("zero_offload", OWN, "test_moments_on_disk_make_the_update_of_adamw"),
+            ("zero_infinity", OWN, "test_moments_on_disk_take_the_planned_bytes_and_no_memory"),
         )
     },
     "qft": Ability(

@@ -74,6 +74,20 @@ class LayoutOptions(BaseModel):
             self.zero_stage or self.expert_parallel_size > 1
         )
 
+    @property
+    def is_pipeline_alone(self) -> bool:
+        """Tell whether stages are all that there is, one on each rank, in a row."""
+        return self.world_size == self.pipeline_parallel_size == self.num_stages > 1
+
+    def restaged(self, count: int) -> "LayoutOptions":
+        """Return the same pipeline over another number of ranks, its layers divided evenly.
+
+        Source: Ryabinin et al. 2023 (SWARM), arXiv:2301.11913, section 3.2.
+        """
+        if count == self.world_size or not self.is_pipeline_alone:
+            return self
+        return self.model_copy(update={"pipeline_parallel_size": count, "pipeline_layers": None})
+
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
         for why in chain(_copies(self), _divisions(self), _exchanges(self)):

@@ -25,7 +25,8 @@ class TrainSpec(TrainingMemory):
     many they are, the step is the same. With ``lora`` the weights stay and an adapter learns.
     With ``quantized`` integers take part, and what is left lies on their grid.
     ``length_schedule`` trains shares of the steps at shorter lengths first, in more rows.
-    ``layout``: how the ranks share the work; without one each holds a whole copy.
+    ``layout``: how the ranks share the work; without one each holds a whole copy. A pipeline that
+    may shrink divides its layers anew among the ranks that are left.
     """
 
     kind: Literal["train"] = "train"
@@ -75,10 +76,10 @@ class TrainSpec(TrainingMemory):
         layout = self.layout
         if layout is None:
             return self
-        if self.parallel.on_lost_rank == "shrink":
+        if self.parallel.on_lost_rank == "shrink" and not layout.is_pipeline_alone:
             msg = (
-                "on_lost_rank is shrink, and a layout is for a fixed number of ranks; choose "
-                "stop, or leave the layout out"
+                "on_lost_rank is shrink, and this layout is for a fixed number of ranks; choose "
+                "stop, a pipeline of one stage a rank, or leave the layout out"
             )
             raise ValueError(msg)
         self._check_away(layout)

@@ -51,13 +51,14 @@ from webapp.plans.planning import current_answer, plan_keep
 from webapp.plans.predicting import prediction_of
 from webapp.plans.questions import Question, draft_shape, question_of
 from webapp.plans.serving import EndpointWish, adapters_of, serve_spec
-from webapp.plans.sharing import Spread, check_model, policy_of, spread_of
+from webapp.plans.sharing import TRAININGS, Spread, check_model, policy_of, spread_of
 from webapp.plans.training import needs_weights, train_spec
 from webapp.plans.training_data import data_fields, text_words
 from webapp.plans.wishes import NOTHING_MORE, Wish, quota_note
 from webapp.plans.words import model_words, plan_title
 
 Draft = dict[str, Any]
+STATES_AWAY = frozenset({"optimiser states on cpu", "optimiser states on nvme"})  # of trainings
 RUNNABLE_DTYPES = ("fp32", "bf16", "fp16", "fp8", "int8", "int4")
 NOTHING_BESIDES = Measuring()
 TRAINING_SHARE = 3  # a run may take this much longer than its budget for what surrounds it
@@ -165,7 +166,8 @@ def launch_of(
     policy = policy_of(plan.draft["hardware"], spread)
     if isinstance(spec, TrainSpec):
         own = data_fields(plan.draft, plan.team)
-        kept = {} if spec.layout else {"parallel": policy}  # a layout stops with a lost rank
+        may_shrink = spec.layout is None or spec.layout.is_pipeline_alone
+        kept = {"parallel": policy} if may_shrink else {}  # others stop with a lost rank
         spec = spec.model_copy(update={**kept, **own})
     if isinstance(spec, GenerateSpec):
         known = adapters_of(plan.team, spec.model)
@@ -298,7 +300,7 @@ def _spec(
     """Return the typed document that the host runs."""
     goal = draft["goal"]["goal"]
     if goal != "generate":
-        _refuse_away(best)
+        _refuse_away(best, may_wait=STATES_AWAY if goal in TRAININGS else frozenset())
     if goal == "compress":
         return _compress_spec(draft, model)
     if goal == "serve":
@@ -309,11 +311,11 @@ def _spec(
     return train_spec(draft, model, best)
 
 
-def _refuse_away(best: PlannedStrategy) -> None:
-    if away := best.strategy.away:
+def _refuse_away(best: PlannedStrategy, may_wait: frozenset[str] = frozenset()) -> None:
+    if away := [each for each in best.strategy.away if each not in may_wait]:
         raise DraftProblem(
             f"This plan has {', '.join(away)}: it is planned, but only jobs that generate keep "
-            "anything off the device. Choose fewer bits, a smaller batch or a smaller model.",
+            "these off the device. Choose fewer bits, a smaller batch or a smaller model.",
             "weight_dtype",
         )
 

@@ -13,8 +13,12 @@ WITH_PIPELINE = ("pipeline_schedule", "virtual_pipeline_size")
 NARROWER = {2.0: "bf16", 4.0: "int8"}
 
 
-def layout_of(strategy: Strategy) -> LayoutOptions | None:
+def layout_of(
+    strategy: Strategy, stage_layers: tuple[int, ...] | None = None
+) -> LayoutOptions | None:
     """Return how a training's ranks share the work; None where each has a whole copy.
+
+    ``stage_layers``: how many layers the plan has on each stage, unlike on unlike devices.
 
     Raises:
         DraftProblem: the trainer does not run it so, with the field.
@@ -28,6 +32,9 @@ def layout_of(strategy: Strategy) -> LayoutOptions | None:
     fields |= _with(strategy, WITH_ZERO if fields.get("zero_stage") else ())
     is_staged = fields.get("pipeline_parallel_size", 1) > 1
     fields |= _with(strategy, WITH_PIPELINE if is_staged else ())
+    is_single = (strategy.virtual_pipeline_size or 1) == 1
+    if is_staged and is_single and stage_layers and max(stage_layers) - min(stage_layers) > 1:
+        fields["pipeline_layers"] = stage_layers
     if (ratio := strategy.gradient_compression_ratio or 1.0) > 1:
         fields["gradient_compression"] = _narrower(ratio)
     if interval > 1:

@@ -20,6 +20,7 @@ OPTIMIZER_METHODS = (
     "adalomo",
     "qft",
 )  # the planner has these as methods, the trainer as more
+STATE_PLACES = {"none": "none", "cpu": "cpu", "nvme": "disk"}  # the planner's words, the trainer's
 GROWTH_DIVISORS = (8, 4, 2, 1)  # as from 128 to 1024 tokens in the paper, in quarters
 ALPHA_PER_RANK = 2  # the scale of an adapter, as most recipes have it
 
@@ -52,7 +53,7 @@ def train_spec(draft: Draft, model: ModelRef, best: PlannedStrategy) -> TrainSpe
         fields["lora"] = LoraOptions(rank=rank, alpha=ALPHA_PER_RANK * rank, base_dtype=base)
     if goal == "finetune" and values["method"] in OPTIMIZER_METHODS:
         fields |= _optimizer_fields(values["method"])
-    fields["layout"] = layout_of(best.strategy)
+    fields["layout"] = layout_of(best.strategy, best.memory.per_stage_layers)
     return _validated(fields)
 
 
@@ -91,6 +92,13 @@ def _optimizer_fields(optimizer: str) -> dict[str, Any]:
     return {"optimizer": optimizer} | ({"learning_rate": rate} if rate else {})
 
 
+def _states_away(values: dict[str, Any], best: PlannedStrategy) -> str:
+    """Return where the optimiser's moments wait: as it was asked, or as the plan has them."""
+    asked = str(values.get("optimizer_offload") or "none")
+    planned = best.strategy.offload.optimizer if best.strategy.offload else "none"
+    return asked if asked != "none" else STATE_PLACES[planned]
+
+
 def _train_fields(values: dict[str, Any], best: PlannedStrategy) -> dict[str, Any]:
     batch, budget = values["global_batch_size"], values.get("time_budget_minutes")
     micro = min(best.strategy.micro_batch_size or batch, batch)
@@ -106,7 +114,7 @@ def _train_fields(values: dict[str, Any], best: PlannedStrategy) -> dict[str, An
         "compute_dtype": compute if compute in COMPUTE_DTYPES else "bf16",
         "activation_recomputation": best.strategy.activation_recomputation or "none",
         "activation_offload": values.get("activation_offload") or "none",
-        "optimizer_offload": values.get("optimizer_offload") or "none",
+        "optimizer_offload": _states_away(values, best),
         **_optimizer_fields(values["optimizer"]),
         "length_schedule": stages_of(values),
         "quantized": _integers(values),

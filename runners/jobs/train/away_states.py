@@ -75,6 +75,11 @@ class AwayAdamW(OneByOne):
         for index, parameter in enumerate(trained):
             self._places[parameter] = (2 * index, 2 * index + 1)
 
+    @property
+    def mapped_bytes(self) -> int:
+        """Return the bytes of the file that the moments are in; 0 where there is none."""
+        return 0 if self._mapped is None else self._mapped.size
+
     def state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return a weight's moments and count of steps, made where they are not there yet."""
         state: dict[str, torch.Tensor] = self.state[parameter]

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from planner.specs.strategy import OffloadSpec
-from runners.jobspec import BenchmarkSpec, CompressSpec, GenerateSpec, TrainSpec
+from runners.jobspec import BenchmarkSpec, CompressSpec, FolderModel, GenerateSpec, TrainSpec
 from runners.jobspec.training_memory import USUAL_LEARNING_RATES
 from tests.webapp.conftest import client_of
 from tests.webapp.plans.conftest import with_model
@@ -18,6 +18,7 @@ from webapp.plans.errors import DraftProblem
 from webapp.plans.launching import launch_note, launch_of, plan_launch
 from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer, is_outdated, plan_compute, plan_keep
+from webapp.plans.training import train_spec
 from webapp.wizard.defaults import GOALS
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -169,6 +170,20 @@ def test_integers_reach_the_host(plan, fields, expected):
     found = launch_of(made).spec.quantized
 
     assert (found.method, found.bits) == expected
+
+
+@pytest.mark.parametrize(("planned", "where"), [("nvme", "disk"), ("none", "none")])
+def test_moments_that_the_plan_has_on_disk_wait_there(plan, planned, where):
+    made = plan("finetune", "team")
+    best = launch_of(made).best
+    offload = OffloadSpec(optimizer=planned)
+    placed = best.strategy.model_copy(update={"offload": offload})
+
+    spec = train_spec(
+        made.draft, FolderModel(path="m"), best.model_copy(update={"strategy": placed})
+    )
+
+    assert spec.optimizer_offload == where
 
 
 def test_growing_lengths_reach_the_host_with_the_plans_tokens(plan):

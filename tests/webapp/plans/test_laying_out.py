@@ -64,6 +64,15 @@ def test_each_size_of_a_plan_is_the_layouts(strategy, layout):
 
 
 @pytest.mark.parametrize(
+    ("planned", "named"), [((9, 7), (9, 7)), ((8, 8), None), ((9, 8), None), (None, None)]
+)
+def test_stages_of_unlike_devices_hold_the_layers_of_the_plan(planned, named):
+    strategy = Strategy(pipeline_parallel_size=2)
+
+    assert layout_of(strategy, planned).pipeline_layers == named
+
+
+@pytest.mark.parametrize(
     ("strategy", "why", "field"),
     [
         (

@@ -20,6 +20,8 @@ def chosen_layout(
         BadInputError: the layout is not for as many ranks, or does not divide this model.
     """
     options = spec.layout
+    if options is not None and spec.parallel.on_lost_rank == "shrink":
+        options = options.restaged(ranks.size)
     if options is not None:
         check_world(options, ranks)
     if options is None:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from runners.jobs.ranks import RankLostError, Ranks
+from runners.jobspec import DataParallel
 from tests.runners.jobs.train.laid_out import (
     DP,
     EP,
@@ -45,7 +46,9 @@ class Killing(NamedTuple):
 
 
 def size_of(options: dict[str, Any]) -> int:
-    """Return how many ranks a layout takes."""
+    """Return how many ranks take part: those that are left, or as many as a layout takes."""
+    if "left" in options:
+        return int(options["left"])
     sizes = (value for name, value in options.items() if name.endswith("_parallel_size"))
     apart = 1
     for value in sizes:
@@ -55,6 +58,8 @@ def size_of(options: dict[str, Any]) -> int:
 
 FOUR = {"data_parallel_size": 4, "zero_stage": 3}
 CONTEXT = {"context_parallel_size": 2, "context_method": "ring"}
+SHRUNK = {"pipeline_parallel_size": 4, "left": 3}  # the job's layout is for 4, and 3 are left
+UNEVEN = {**PP, "pipeline_layers": (1, 3)}
 KILLINGS = {
     "data parallel": Killing(DP, 1, DP),
     "ZeRO-3": Killing(ZERO["ZeRO-3"], 1, ZERO["ZeRO-3"]),
@@ -64,6 +69,8 @@ KILLINGS = {
     "context": Killing(CONTEXT, 1, CONTEXT),
     "experts": Killing(EP, 1, EP),
     "tensor and pipeline": Killing({**TP, **PP}, 2, {**TP, **PP}),
+    "a pipeline that shrinks": Killing({"pipeline_parallel_size": 4}, 2, SHRUNK),
+    "uneven stages, then even ones": Killing(UNEVEN, 0, PP),
     "ZeRO-3 from 4 ranks to 2": Killing(FOUR, 3, ZERO["ZeRO-3"]),
     "ZeRO-3 from 4 ranks to one": Killing(FOUR, 1, {}),
 }
@@ -71,8 +78,15 @@ KILLINGS = {
 
 def train(name: str, options: dict[str, Any], ranks: Ranks, folder: Path, victim: int) -> Seen:
     """Train to the end, or until the victim kills itself as its next step's products begin."""
+    asked = {key: value for key, value in options.items() if key != "left"}
+    policy = DataParallel(on_lost_rank="shrink" if "left" in options else "stop")
     trainer = trainer_of(
-        model_of(name), options or None, ranks, folder, checkpoint_every_seconds=EVERY_STEP
+        model_of(name),
+        asked or None,
+        ranks,
+        folder,
+        checkpoint_every_seconds=EVERY_STEP,
+        parallel=policy,
     )
 
     def kill(*_args: object) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from runners.jobs.ranks import Ranks
 from runners.jobs.runtime import BadInputError
+from runners.layout_options import LayoutOptions
 from tests.runners.jobs.harness import PROJECT
 from tests.runners.jobs.train.killed import EXIT_LOST, KILLED_AT, KILLINGS, size_of
 from tests.runners.jobs.train.laid_out import STEPS, trainer_of
@@ -67,6 +68,14 @@ def test_every_rank_goes_on_at_the_leads_step(folder):
 def test_a_layout_for_other_ranks_than_came_back_is_refused_by_name(tmp_path, name):
     with pytest.raises(BadInputError, match=r"takes 4 ranks .* but 2 were started; launch it on"):
         trainer_of("llama", KILLINGS[name].options, Ranks(0, 2), tmp_path)
+
+
+def test_a_pipeline_that_may_shrink_divides_its_layers_among_those_that_are_left():
+    whole = LayoutOptions(pipeline_parallel_size=4, pipeline_layers=(1, 2, 3, 2))
+
+    assert whole.restaged(4) == whole
+    assert whole.restaged(3) == LayoutOptions(pipeline_parallel_size=3)
+    assert not LayoutOptions(pipeline_parallel_size=2, tensor_parallel_size=2).is_pipeline_alone
 
 
 def test_experts_that_the_ranks_left_do_not_divide_are_refused_by_name(tmp_path):

@@ -8,8 +8,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from runners.jobs.loading import fresh_model
-from runners.jobs.memory import gradient_bytes, optimizer_bytes
+from runners.jobs.live_bytes import LiveBytes
+from runners.jobs.loading import demo_config, fresh_model
+from runners.jobs.memory import gradient_bytes, optimizer_bytes, resident_bytes
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.batches import TextBatches
 from runners.jobs.train.optimizers import build_optimizer
@@ -17,6 +18,7 @@ from runners.jobs.train.recomputation import recompute
 from runners.jobs.train.trainer import Trainer
 from runners.jobspec.training_memory import USUAL_LEARNING_RATES, Optimizer
 from tests.runners.jobs.harness import TINY_CONFIG, tiny_training
+from tests.runners.jobs.train.test_against_the_plan import SHAPE, planned
 from tests.runners.jobs.train.training import tiny_trainer
 
 ALL = get_args(Optimizer)
@@ -136,6 +138,24 @@ def test_moments_on_disk_make_the_update_of_adamw(make_job, tmp_path):
 
     assert same(plain.model, away.model)
     assert optimizer_bytes(away.optimizer) == optimizer_bytes(plain.optimizer)
+
+
+def test_moments_on_disk_take_the_planned_bytes_and_no_memory(tmp_path):
+    model = fresh_model(demo_config(SHAPE), torch.float32)
+    optimizer = build_optimizer(model, 1e-3, "adamw", ("disk", tmp_path))
+    for each in model.parameters():
+        each.grad = torch.ones_like(each)
+    optimizer.step()
+    expected = planned()["optimizer_states"]
+
+    with LiveBytes(model.parameters()) as live:
+        before = resident_bytes()
+        optimizer.step()
+    held = resident_bytes() - before
+
+    assert optimizer.mapped_bytes == pytest.approx(expected, rel=0.02)
+    assert max(live.peak, held) < expected / 4
+    assert float(optimizer.state_of(next(model.parameters()))["step"]) == 2.0
 
 
 def test_moments_on_a_cpu_cannot_wait_in_its_own_memory():
