@@ -77,6 +77,11 @@ ABILITIES: dict[str, Ability] = {
             f"{_EQUALITY}::test_each_rank_holds_the_bytes_that_the_planner_counts_for_zero",
         ),
     ),
+    "distilbert_validation": Ability(
+        "train",
+        "transformers",
+        f"{_TRAIN}/test_encoder_equality.py::test_a_layout_learns_what_one_process_learns",
+    ),
     "zero_3": Ability(
         "train",
         "torch",

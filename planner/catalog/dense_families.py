@@ -1,7 +1,9 @@
 """Families whose layers all have one dense feed-forward block and plain attention."""
 
 from dataclasses import replace
+from typing import Any
 
+from planner.catalog.config_reader import ConfigReader
 from planner.catalog.family import Family
 
 GPT2_NAMES = {
@@ -11,6 +13,18 @@ GPT2_NAMES = {
     "intermediate_size": "n_inner",
     "max_position_embeddings": "n_positions",
 }
+DEFAULT_LABELS = 2  # as transformers has it where a config names none
+
+
+def _classification_head(reader: ConfigReader) -> dict[str, Any]:
+    """Return a head of two matrices for the config's classes; the embedding is no output."""
+    hidden, named = reader.integer("hidden_size"), reader.get("id2label")
+    default = len(named) if isinstance(named, dict) and named else DEFAULT_LABELS
+    labels = reader.positive("num_labels", default)
+    head = hidden * hidden + hidden + hidden * labels + labels
+    return {"num_labels": labels, "extra_parameters": head, "tie_word_embeddings": True}
+
+
 PLAIN_LAYERNORM = Family(norm="layernorm", norm_bias=True, gated_mlp=False)
 
 
@@ -49,6 +63,24 @@ DENSE: dict[str, Family] = {
         learned_positions_offset=0,
         default_ffn_multiple=4,
         names=GPT2_NAMES,
+    ),
+    "distilbert": Family(
+        norm="layernorm",
+        norm_bias=True,
+        attention_bias=True,
+        attention_output_bias=True,
+        mlp_bias=True,
+        gated_mlp=False,
+        tied_by_default=True,
+        learned_positions_offset=0,
+        default_ffn_multiple=4,
+        extras=_classification_head,
+        names={
+            "hidden_size": "dim",
+            "num_hidden_layers": "n_layers",
+            "num_attention_heads": "n_heads",
+            "intermediate_size": "hidden_dim",
+        },
     ),
     "gptj": Family(
         norm="layernorm",

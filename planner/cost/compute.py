@@ -179,7 +179,12 @@ def group_pairs(group: LayerGroup, sequence: Quantity) -> Quantity:
 
 
 def layer_pairs(model: ModelSpec, sequence: Quantity) -> PerGroup:
-    """Return the (query, key) pairs of a causal pass over one sequence, over each group."""
+    """Return the (query, key) pairs of a pass over one sequence, over each group.
+
+    The pass is causal, or of an encoder, whose queries see every key.
+    """
+    if model.is_encoder:
+        return PerGroup.of(model, lambda _group: sequence * sequence)
     return PerGroup.of(model, lambda group: group_pairs(group, sequence))
 
 

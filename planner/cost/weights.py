@@ -143,7 +143,7 @@ def stage_vocabulary(model: ModelSpec, stage: int, stages: int) -> int:
     """
     hidden = model.hidden_size
     embedding = (model.vocab_size + model.learned_positions) * hidden
-    head = model.vocab_size * hidden
+    head = model.output_width * hidden
     held = embedding if stage == 0 else 0
     shares_first = model.tie_word_embeddings and stage == 0
     if stage == stages - 1 and not shares_first:

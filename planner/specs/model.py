@@ -79,6 +79,11 @@ class ModelSpec(SparseSpec):
     router_bias: bool = False
     num_dense_layers: NonNegativeInt = 0
     num_layers_without_feed_forward: NonNegativeInt = 0
+    num_labels: NonNegativeInt = Field(
+        default=0,
+        description="classes of a head that reads one token of each text: an encoder's, whose "
+        "tokens all see each other",
+    )
     extra_parameters: NonNegativeInt = Field(
         default=0, description="small parameters that no other field accounts for"
     )
@@ -130,6 +135,16 @@ class ModelSpec(SparseSpec):
     def shape(self) -> str:
         """Return layers, width and experts, which models of one architecture share."""
         return f"{self.num_hidden_layers}x{self.hidden_size}x{self.num_experts}"
+
+    @property
+    def is_encoder(self) -> bool:
+        """Return whether the model tells classes apart instead of predicting text."""
+        return self.num_labels > 0
+
+    @property
+    def output_width(self) -> int:
+        """Return the outputs of each token: a head that reads one token of a text has none."""
+        return 0 if self.is_encoder else self.vocab_size
 
     @property
     def is_moe(self) -> bool:

@@ -109,6 +109,21 @@ def _resolved(groups: tuple[NodeGroup, ...]) -> tuple[NodeGroup, ...]:
     )
 
 
+def _refuse_encoder(model: ModelSpec, *, training: bool) -> None:
+    """Refuse to serve, generate with or compress a model that predicts no text.
+
+    Raises:
+        BadRequestError: with the way out.
+    """
+    if model.is_encoder and not training:
+        raise BadRequestError(
+            f"{model.id} is an encoder with a head for {model.num_labels} classes "
+            f"(model_type {model.model_type}), which is trained and predicts no text: choose to "
+            "fine-tune it, or a decoder",
+            "model",
+        )
+
+
 def resolve(request: EstimateRequest) -> Setting:
     """Return the request with every name looked up and every default filled in.
 
@@ -122,6 +137,7 @@ def resolve(request: EstimateRequest) -> Setting:
     engine = get_engine(request.engine, device.kind, training=training)
     engine = on_device(engine, device, training=training)
     model = _in_engine(resolve_model(request.model), engine)
+    _refuse_encoder(model, training=training)
     request = as_published(request, model, training=training)
     refuse_uncovered(request.strategy, training=training)
     _refuse_without_requests(request)

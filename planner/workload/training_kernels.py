@@ -70,7 +70,7 @@ class Kernels:
         model, counts = setting.model, setting.counts
         self.dense = counts.attention + counts.feed_forward
         linear = self.dense + counts.experts_active
-        self.head = model.vocab_size * model.hidden_size
+        self.head = model.output_width * model.hidden_size
         layers = model.num_hidden_layers
         self.pace = pace or pace_of(
             layers, layout.pipeline, linear / layers, self.head, layout.chunks
@@ -195,7 +195,7 @@ class Kernels:
         moved = elementwise_bytes(setting, self.tokens, layout.sequence_ranks)
         moved = moved + self._written_out_norms() + self._adapted()
         layers = (moved * self.layer_share + self._unpacked()) * passes
-        logits = self.tokens * setting.model.vocab_size * self.pace.heads / layout.tensor
+        logits = self.tokens * setting.model.output_width * self.pace.heads / layout.tensor
         logits = logits * 2 * element_bytes("fp32") * FULL_PASSES
         seconds = self._memory(
             "Norms, activations, residuals, loss",
@@ -240,7 +240,7 @@ class Kernels:
             return 0.0
         tensor, passes = setting.layout.tensor, self.passes + self.recomputed
         widths = operand_width(model, tensor) * self.pace.layers
-        head = (model.hidden_size + model.vocab_size / tensor) * self.pace.heads
+        head = (model.hidden_size + model.output_width / tensor) * self.pace.heads
         held = self.dense * self.layer_share + self.head * self.pace.heads
         experts = setting.counts.experts * self.layer_share / setting.layout.expert_ranks
         moved = held / tensor + experts + self.tokens * (widths + head)

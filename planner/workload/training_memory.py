@@ -392,7 +392,7 @@ class _Stage:
             loss_bytes,
             replace(line, factor=loss_ratio),
             num_tokens=tokens,
-            vocab_size=self.setting.model.vocab_size,
+            vocab_size=self.setting.model.output_width,
             tensor_parallel_size=1 if engine.gathered_logits else self.setting.layout.tensor,
             bytes_per_element=self._kept_bytes(),
             fp32_copies=UNFUSED_LOSS_FP32_COPIES if engine.gathered_logits else LOSS_FP32_COPIES,

@@ -9,6 +9,7 @@ from runners.datasets.records import (
     CompletionSample,
     DataError,
     Format,
+    LabelledSample,
     Reader,
     Sample,
     digest_of,
@@ -91,6 +92,8 @@ def excerpt(sample: Sample) -> tuple[Part, ...]:
         parts = [Part(turn.role, turn.content) for turn in sample.turns]
     elif isinstance(sample, CompletionSample):
         parts = [Part("prompt", sample.prompt), Part("completion", sample.completion)]
+    elif isinstance(sample, LabelledSample):
+        parts = [Part("text", sample.text), Part("label", sample.label)]
     else:
         parts = [Part("text", sample.text)]
     return tuple(Part(each.who, each.text[:EXCERPT_CHARACTERS]) for each in parts[:8])

@@ -1,4 +1,4 @@
-"""The records of a training file: text, chats, instructions, prompts with completions.
+"""The records of a training file: text, labelled text, chats, instructions, completions.
 
 One file holds one format, which its first record decides where none is stated. Standard library
 only: the server checks an upload with what the host reads it by.
@@ -11,12 +11,13 @@ from pathlib import PurePosixPath
 from typing import Any, BinaryIO, Literal, NamedTuple, get_args
 
 SUFFIXES = (".jsonl", ".txt")
-Format = Literal["text", "chat", "instruction", "completion"]
+Format = Literal["text", "chat", "instruction", "completion", "classification"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 FIELDS: Mapping[Format, tuple[str, ...]] = {  # in the order in which they are looked for
     "chat": ("messages",),
     "instruction": ("instruction", "output"),
     "completion": ("prompt", "completion"),
+    "classification": ("text", "label"),
     "text": ("text",),
 }
 ROLES = ("system", "user", "assistant")
@@ -25,6 +26,7 @@ MAX_RECORDS = 2_000_000
 MAX_DOCUMENT_CHARACTERS = 1024**2  # of a .txt file: a longer one goes on as another
 MIN_DOCUMENT_CHARACTERS = 2000  # paragraphs of a .txt file are gathered up to that
 SHOWN_CHARACTERS = 80
+MAX_LABEL_CHARACTERS = 100
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -58,7 +60,14 @@ class ChatSample(NamedTuple):
     turns: tuple[Turn, ...]
 
 
-Sample = TextSample | CompletionSample | ChatSample
+class LabelledSample(NamedTuple):
+    """Text, and the class that it belongs to; what predicts text learns the text alone."""
+
+    text: str
+    label: str
+
+
+Sample = TextSample | CompletionSample | ChatSample | LabelledSample
 
 
 class Record(NamedTuple):
@@ -304,8 +313,24 @@ def _turn(number: int, message: object) -> Turn:
     return Turn(str(role), _string(message, "content"))
 
 
+def _labelled(document: Mapping[str, Any]) -> LabelledSample | None:
+    text, label = _string(document, "text"), document.get("label")
+    if isinstance(label, int) and not isinstance(label, bool):
+        label = str(label)
+    if not isinstance(label, str) or not label.strip():
+        found = "missing" if "label" not in document else json.dumps(label)[:40]
+        raise DataError(f"“label” is {found}; give the class as a word or a whole number")
+    if len(label) > MAX_LABEL_CHARACTERS:
+        raise DataError(
+            f"“label” has {len(label)} characters, and the most is {MAX_LABEL_CHARACTERS}; name "
+            "the class in fewer"
+        )
+    return LabelledSample(text, storable(label.strip(), "label")) if text.strip() else None
+
+
 _READERS = {
     "text": _text,
+    "classification": _labelled,
     "completion": _completion,
     "instruction": _instruction,
     "chat": _chat,

@@ -16,8 +16,15 @@ from typing import NamedTuple
 import torch
 from accelerate import init_empty_weights
 from torch import nn
-from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
+from runners.classification import ENCODERS
 from runners.jobs.runtime import BadInputError
 from runners.jobs.stored import StoredTensors, check_finite
 
@@ -93,8 +100,10 @@ class ModelTensors:
 
 def skeleton(config: PretrainedConfig, dtype: torch.dtype, folder: Path | None) -> PreTrainedModel:
     """Return a model of the config whose weights take no memory, to be run and not trained."""
+    is_classifier = config.model_type in ENCODERS
+    kind = AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
     with init_empty_weights(include_buffers=False):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model: PreTrainedModel = kind.from_config(config, dtype=dtype)
     if folder is not None and (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(str(folder))
     torch.nn.Module.eval(model)

@@ -74,10 +74,12 @@ class DataParallel(JobDocument):
 
     ``stop``: the job ends. ``shrink``: it goes on from its last checkpoint with those left.
     ``rank_timeout_seconds`` is for ranks that train; starting may take each longer.
+    ``processes_per_host`` ranks share the processor of a host that has no GPU for each.
     """
 
     on_lost_rank: Literal["stop", "shrink"] = "stop"
     min_hosts: PositiveInt = 1  # shrink: with fewer it ends
+    processes_per_host: int = Field(default=1, ge=1, le=64)
     rank_timeout_seconds: float = Field(default=300.0, ge=5.0, le=7200.0)
 
     @property

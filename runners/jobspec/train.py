@@ -1,5 +1,6 @@
 """What a training is asked to do."""
 
+from collections.abc import Iterator
 from typing import Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
@@ -13,7 +14,7 @@ from runners.jobspec.base import (
     FolderModel,
     ModelRef,
 )
-from runners.jobspec.data import HostText, SampleOptions, TrainData
+from runners.jobspec.data import HostText, MixedData, SampleOptions, TrainData
 from runners.jobspec.training_memory import LengthSchedule, TrainingMemory, check_lengths
 from runners.layout_options import LayoutOptions
 
@@ -26,11 +27,14 @@ class TrainSpec(TrainingMemory):
     With ``quantized`` integers take part, and what is left lies on their grid.
     ``length_schedule`` trains shares of the steps at shorter lengths first, in more rows.
     ``layout``: how the ranks share the work; without one each holds a whole copy. A pipeline that
-    may shrink divides its layers anew among the ranks that are left.
+    may shrink divides its layers anew among the ranks that are left. With the objective
+    ``classification`` an encoder learns the label of each text, which the data must have, one
+    text a row; the host's own are passages of code by the package that they are of.
     """
 
     kind: Literal["train"] = "train"
     model: ModelRef = DemoModel()
+    objective: Literal["next_token", "classification"] = "next_token"
     sequence_length: PositiveInt = 256
     length_schedule: LengthSchedule | None = Field(default=None, max_length=16)
     micro_batch_size: PositiveInt = 2  # many small steps beat few large ones in so short a run
@@ -69,6 +73,13 @@ class TrainSpec(TrainingMemory):
                 "a folder, or the model of an earlier job"
             )
             raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
+    def _classifies(self) -> Self:
+        if self.objective == "classification":
+            for why in _against_classification(self):
+                raise ValueError(f"objective is classification, {why}")
         return self
 
     @model_validator(mode="after")
@@ -135,3 +146,20 @@ class TrainSpec(TrainingMemory):
                 f"quantized.method alphatuning trains the scales of trained weights, and a "
                 f"'{self.model.source}' model has none; name a folder, or an earlier job's model"
             )
+
+
+def _against_classification(asked: TrainSpec) -> Iterator[str]:
+    """Yield what does not go with a classification head."""
+    if isinstance(asked.model, DemoModel):
+        yield "and the demo model predicts text; name an encoder's folder, or its config"
+    for name in ("lora", "quantized", "length_schedule"):
+        if getattr(asked, name) is not None:
+            yield f"and {name} is for models that predict text; leave it out"
+    if isinstance(asked.data, MixedData):
+        yield "and its classes come from one file; leave the other sources out"
+    layout = asked.layout
+    if layout and layout.world_size > layout.data_parallel_size:
+        yield (
+            f"whose ranks hold copies or ZeRO's shards, and the layout divides {layout.world_size}"
+            f" ranks into {layout.data_parallel_size} copies; leave the other parallel sizes at 1"
+        )

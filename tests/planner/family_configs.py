@@ -56,6 +56,15 @@ NEMOTRON = {
     "moe_latent_size": 24,
 }
 CONFIGS: dict[str, dict[str, Any]] = {
+    "distilbert": {
+        "dim": 64,
+        "hidden_dim": 160,
+        "n_layers": 3,
+        "n_heads": 4,
+        "vocab_size": 500,
+        "max_position_embeddings": 128,
+        "id2label": {0: "a", 1: "b", 2: "c"},
+    },
     "gpt2": GPT,
     "gpt_neox": PLAIN,
     "gptj": {**GPT, "rotary_dim": 8},

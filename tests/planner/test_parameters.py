@@ -87,11 +87,13 @@ ROUTER_BIAS = "e_score_correction_bias"
 @pytest.mark.parametrize("model_type", sorted(set(FAMILIES) - ELSEWHERE))
 def test_a_familys_count_equals_its_own_implementation(model_type):
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
     config = AutoConfig.for_model(model_type, **CONFIGS.get(model_type, SMALL))
+    is_encoder = model_type == "distilbert"
+    kind = AutoModelForSequenceClassification if is_encoder else AutoModelForCausalLM
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = kind.from_config(config)
 
     counted = count_parameters(model_from_config(config.to_dict())).total
 

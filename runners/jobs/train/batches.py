@@ -3,7 +3,7 @@
 A resumed run then sees what an unbroken one would, however many ranks share a step.
 """
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -18,17 +18,28 @@ class Batch(NamedTuple):
     """One micro-batch: ``input_ids`` and what should follow each, ``labels`` [rows, length].
 
     ``position_ids`` [rows, length] begin at 0 with each document where several share a row: the
-    model then lets none see another. None: a row is one text.
+    model then lets none see another. None: a row is one text. With an ``attention_mask`` [rows,
+    length], 0 where a row is padding, ``labels`` [rows] are the classes of whole rows.
     """
 
     input_ids: torch.Tensor
     labels: torch.Tensor
     position_ids: torch.Tensor | None = None
+    attention_mask: torch.Tensor | None = None
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device."""
-        positions = None if self.position_ids is None else self.position_ids.to(device)
-        return Batch(self.input_ids.to(device), self.labels.to(device), positions)
+        beside = (self.position_ids, self.attention_mask)
+        moved = (None if each is None else each.to(device) for each in beside)
+        return Batch(self.input_ids.to(device), self.labels.to(device), *moved)
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """Return what a model is called with: a decoder, or with a mask an encoder."""
+        if self.attention_mask is not None:
+            return {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
+        places = {"position_ids": self.position_ids, "use_cache": False}
+        return {"input_ids": self.input_ids, **places}
 
     @property
     def num_labels(self) -> int:

@@ -24,6 +24,13 @@ from runners.jobspec import ComputeDtype
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def summed_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the labels' losses in nats; the classes are the logits' last axis."""
+    return torch.nn.functional.cross_entropy(
+        logits.float().flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+
+
 class StepLoss(NamedTuple):
     """The mean loss a token, in nats: of the whole step, and of what this rank computed."""
 
@@ -177,15 +184,8 @@ class Replicas:
         """Add a micro-batch's gradients, and return the sum of its labels' losses."""
         batch = batch.to(self._device)
         with torch.autocast(self._device.type, dtype=self._dtype, enabled=self._dtype is not None):
-            logits = self._replica(
-                input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
-            ).logits
-        loss = torch.nn.functional.cross_entropy(
-            logits.float().flatten(0, 1),
-            batch.labels.flatten(),
-            ignore_index=IGNORED,
-            reduction="sum",
-        )
+            logits = self._replica(**batch.inputs).logits
+        loss = summed_loss(logits, batch.labels)
         # The ranks' gradients are averaged, so each counts for as many as there are.
         torch.autograd.backward(loss * (self.loss_scale * self._ranks.size / labels))
         return float(loss.detach())

@@ -9,14 +9,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from runners.jobs.adapters import Lora, weights_digest
 from runners.jobs.artefacts import card_text, publish_model, weight_file_bytes
-from runners.jobs.evaluation import Perplexity, evaluate
+from runners.jobs.evaluation import evaluate
 from runners.jobs.loading import TORCH_DTYPES, ready
 from runners.jobs.memory import Peak, PeakMeter, optimizer_bytes
 from runners.jobs.model_folders import opened_model
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.integers import learning
 from runners.jobs.train.quantized import made_plain
-from runners.jobs.train.sources import Data, perplexity_of
+from runners.jobs.train.sources import Data
 from runners.jobs.train.trainer import Trainer, steady
 from runners.jobspec import ArtefactModel, FolderModel, TrainSpec
 
@@ -36,6 +36,9 @@ class Prepared(NamedTuple):
 
 def finish(prepared: Prepared, peak: Peak) -> None:
     """Judge what was trained, publish it and report the run's figures."""
+    if prepared.data.classes:
+        _finish_classifier(prepared, peak)
+        return
     trainer, spec = prepared.trainer, prepared.trainer.spec
     job = trainer.job
     job.emitter.phase("Evaluating on held-out text")
@@ -48,14 +51,36 @@ def finish(prepared: Prepared, peak: Peak) -> None:
     model = ready(model, dtype=TORCH_DTYPES[spec.compute_dtype])
     perplexity = evaluate(model, trainer.held_out_ids, FINAL_EVALUATION_TOKENS)
     parameters = float(sum(each.numel() for each in model.parameters()))
-    measured = {**_measured(trainer, perplexity, peak), "parameters": parameters, **trained}
-    notes = _notes(prepared, perplexity, peak)
+    said = perplexity.measured()
+    measured = {**_measured(trainer, peak), **said, "parameters": parameters, **trained}
+    notes = {"perplexity": perplexity.note(), **_notes(prepared, peak)}
     if spec.lora is None or spec.lora.is_merged:
         job.emitter.phase("Saving the model")
         card = _card(spec, measured, notes)
-        _publish_model(prepared, model, card, perplexity)
+        _publish_model(prepared, model, card, {"perplexity": perplexity.value})
     folder = job.output_dir("model" if spec.lora is None or spec.lora.is_merged else "adapter")
     measured["disk_bytes"] = float(weight_file_bytes(folder))
+    job.emitter.result(measured, notes)
+
+
+def _finish_classifier(prepared: Prepared, peak: Peak) -> None:
+    """Judge the classifier on the samples that were kept, publish it and report its figures."""
+    trainer, spec = prepared.trainer, prepared.trainer.spec
+    job = trainer.job
+    job.emitter.phase("Judging on held-out samples")
+    trainer.model.set_attn_implementation("sdpa")  # as it will be loaded
+    measured = {
+        **_measured(trainer, peak),
+        "parameters": float(sum(each.numel() for each in trainer.model.parameters())),
+        **_trained_figures(trainer),
+        **_data_figures(prepared),
+    }
+    notes = _notes(prepared, peak)
+    job.emitter.phase("Saving the model")
+    model = ready(trainer.model, dtype=TORCH_DTYPES[spec.compute_dtype])
+    judged = {name: measured[name] for name in ("accuracy", "f1")}
+    _publish_model(prepared, model, _card(spec, measured, notes), judged)
+    measured["disk_bytes"] = float(weight_file_bytes(job.output_dir("model")))
     job.emitter.result(measured, notes)
 
 
@@ -72,18 +97,17 @@ def _data_figures(prepared: Prepared) -> dict[str, float]:
     """Return what the data is made of, and the loss on what was kept back of it."""
     if prepared.data.judged is None:
         return prepared.data.measured
-    loss = prepared.data.judged.loss(prepared.trainer.model)
-    return {**prepared.data.measured, "data_loss": loss, "data_perplexity": perplexity_of(loss)}
+    return prepared.data.measured | prepared.data.judged.result(prepared.trainer.model)
 
 
 def _publish_model(
-    prepared: Prepared, model: PreTrainedModel, card: str, perplexity: Perplexity
+    prepared: Prepared, model: PreTrainedModel, card: str, facts: dict[str, float]
 ) -> None:
     def write(folder: Path) -> None:
         model.save_pretrained(str(folder))
         prepared.tokenizer.save_pretrained(str(folder))
 
-    publish_model(prepared.trainer.job, write, card, {"perplexity": perplexity.value})
+    publish_model(prepared.trainer.job, write, card, facts)
 
 
 def _publish_adapter(prepared: Prepared, lora: Lora) -> dict[str, float]:
@@ -103,7 +127,7 @@ def _publish_adapter(prepared: Prepared, lora: Lora) -> dict[str, float]:
     return measured
 
 
-def _measured(trainer: Trainer, perplexity: Perplexity, peak: Peak) -> dict[str, float]:
+def _measured(trainer: Trainer, peak: Peak) -> dict[str, float]:
     step_seconds = statistics.median(steady(trainer.step_seconds or [0.0]))
     state = trainer.state
     tokens = state.tokens / max(1, state.step)
@@ -116,14 +140,12 @@ def _measured(trainer: Trainer, perplexity: Perplexity, peak: Peak) -> dict[str,
         "tokens": float(state.tokens),
         "steps": float(state.step),
         "training_seconds": state.elapsed_seconds,
-        **perplexity.measured(),
     }
 
 
-def _notes(prepared: Prepared, perplexity: Perplexity, peak: Peak) -> dict[str, str]:
+def _notes(prepared: Prepared, peak: Peak) -> dict[str, str]:
     trainer, lora = prepared.trainer, prepared.trainer.spec.lora
     notes = {
-        "perplexity": perplexity.note(),
         "peak_memory_bytes": peak.how,
         "runtime_memory_bytes": "held before the model was built: interpreter and libraries",
         "step_seconds": "median over the run's steps without the first two",

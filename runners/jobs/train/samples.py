@@ -230,7 +230,7 @@ def _write(data: DataFile, tokenizer: PreTrainedTokenizerFast, target: Path) -> 
     encoder = Encoder(tokenizer, split, data.name)
     with ExitStack() as stack:
         train, held_out = (_Writer(target / name, stack) for name in ("train", "held_out"))
-        for batch in _batches(data.records(reader)):
+        for batch in in_handfuls(data.records(reader)):
             for is_held_out, ids, learnt in encoder.encoded(batch):
                 (held_out if is_held_out else train).add(ids, learnt)
         train.finish()
@@ -262,7 +262,7 @@ def _ended(ids: list[int], learnt: Learnt, end: int | None) -> tuple[list[int], 
     return [*ids, end], np.append(learnt, np.uint8(1))
 
 
-def _batches(records: Iterator[Record]) -> Iterator[list[Record]]:
+def in_handfuls(records: Iterator[Record]) -> Iterator[list[Record]]:
     """Yield the records in handfuls that a tokenizer takes at once, none of them empty."""
     held: list[Record] = []
     size = 0

@@ -16,6 +16,7 @@ from runners.jobs.runtime import BadInputError, Job, MissingModelError
 from runners.jobs.tokenizer import TokenIds
 from runners.jobs.train.batches import IGNORED, Batch, Batches, TextBatches
 from runners.jobs.train.growing import with_growing_lengths
+from runners.jobs.train.labelled import JudgedLabels
 from runners.jobs.train.rows import Pieces, Rows, pieces_of, rows_of, windows_of
 from runners.jobs.train.samples import DataFile, Tokenised, tokenised_file
 from runners.jobs.train.streams import DataBatches, Stream
@@ -45,6 +46,15 @@ class Judged:
         torch.nn.Module.train(model, was_training)
         return total / labels
 
+    def validation(self, model: PreTrainedModel) -> dict[str, float]:
+        """Return what is charted while it trains."""
+        return {"validation_loss": self.loss(model)}
+
+    def result(self, model: PreTrainedModel) -> dict[str, float]:
+        """Return what is told at the end."""
+        loss = self.loss(model)
+        return {"data_loss": loss, "data_perplexity": perplexity_of(loss)}
+
 
 def _loss(model: PreTrainedModel, rows: Rows, row: int) -> tuple[float, int]:
     shape = (1, int(rows.lengths[row]))
@@ -63,10 +73,11 @@ class Data:
     """What a training reads, what judges it, and what a person is told of it."""
 
     batches: Batches
-    judged: Judged | None = None  # None: the host's own text judges alone
+    judged: Judged | JudgedLabels | None = None  # None: the host's own text judges alone
     digest: str = ""  # of all files: every rank must have the same
     measured: dict[str, float] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
+    classes: tuple[str, ...] = ()  # of labelled text, in the order of the head's outputs
 
 
 def read_data(
@@ -88,7 +99,7 @@ def read_data(
             streams.append(Stream(rows_of(documents, pieces, 0, ONE_A_ROW), weight))
             found.names.append("the host's own text")
             continue
-        with _opened(job, source) as file:
+        with opened(job, source) as file:
             digest = file.digest()
             tokenised = tokenised_file(file, digest, tokenizer, job.cache_dir)
         streams.append(Stream(found.take(file.name, digest, tokenised, spec), weight))
@@ -121,7 +132,7 @@ class _Found:
             BadInputError: every sample is too long.
         """
         facts, longest = tokenised.facts, spec.sequence_length
-        is_text = facts["format"] == "text"
+        is_text = facts["format"] in {"text", "classification"}
         pieces = pieces_of(tokenised.train, longest, spec.samples, is_text=is_text)
         held_out = pieces_of(tokenised.held_out, longest, SampleOptions(), is_text=is_text)
         _check_left(name, pieces, spec)
@@ -183,7 +194,7 @@ def _check_left(name: str, pieces: Pieces, spec: TrainSpec) -> None:
 
 
 @contextmanager
-def _opened(job: Job, source: FileData | UploadedData) -> Iterator[DataFile]:
+def opened(job: Job, source: FileData | UploadedData) -> Iterator[DataFile]:
     """Open a source's file: below a model folder of the host, or fetched for the attempt."""
     if isinstance(source, UploadedData):
         folder = job.attempt_dir / DATA_FOLDER

@@ -5,18 +5,34 @@ any resumed run finds its rows by the step's number.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.batches import IGNORED, Batch
-from runners.jobs.train.rows import Numbers, Rows
+from runners.jobs.train.rows import Numbers
 from runners.jobspec import TrainSpec
 
 BLOCK_ROWS = 1024  # of several sources: in so many rows each has its share
 COUNTED_BATCHES = 1024  # of a run's beginning, by which padding and labels are told
+
+
+class Rows(Protocol):
+    """The rows of one source, and how many inputs each has."""
+
+    lengths: Numbers
+
+    def __len__(self) -> int:
+        """Return how many rows there are."""
+
+    @property
+    def width(self) -> int:
+        """Return the inputs of the longest row."""
+
+    def fill(self, row: int, batch: Batch, at: int) -> None:
+        """Write a row into the row ``at`` of a batch of padding."""
 
 
 class Stream(NamedTuple):
@@ -50,15 +66,19 @@ class DataBatches:
     def micro_batch(self, step: int, micro_step: int) -> Batch:
         """Return one micro-batch of at most [micro_batch_size, sequence_length]."""
         chosen = self._chosen(step, micro_step)
-        shape = (len(chosen), self._width or self._longest(chosen))
-        batch = Batch(
+        batch = self._blank(len(chosen), self._width or self._longest(chosen))
+        for at, (source, row) in enumerate(chosen):
+            self._rows[source].fill(row, batch, at)
+        return batch
+
+    def _blank(self, rows: int, length: int) -> Batch:
+        """Return a batch of padding alone."""
+        shape = (rows, length)
+        return Batch(
             torch.full(shape, self._padding_id),
             torch.full(shape, IGNORED),
             torch.zeros(shape, dtype=torch.int64) if self._width else None,
         )
-        for at, (source, row) in enumerate(chosen):
-            self._rows[source].fill(row, batch, at)
-        return batch
 
     def num_tokens(self, step: int, micro_step: int) -> int:
         """Return how many of a micro-batch's positions are no padding."""

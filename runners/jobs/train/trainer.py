@@ -20,6 +20,7 @@ from runners.jobs.train.checkpoint import TrainState
 from runners.jobs.train.fused_updates import FusedUpdate
 from runners.jobs.train.guard import SpikeGuard
 from runners.jobs.train.integers import hold_as_integers
+from runners.jobs.train.labelled import JudgedLabels
 from runners.jobs.train.layout import Replicas, StepLoss
 from runners.jobs.train.layouts.choice import chosen_layout
 from runners.jobs.train.loss_scale import LossScale
@@ -49,7 +50,9 @@ class Trainer:
     held_out_ids: TokenIds
     device: torch.device
     ranks: Ranks = ALONE
-    judged: Judged | None = None  # what the data kept back; None: held-out text of the host
+    judged: Judged | JudgedLabels | None = (
+        None  # what the data kept back; None: held-out text of the host
+    )
     state: TrainState = field(default_factory=TrainState)
     step_seconds: list[float] = field(default_factory=list)
     last_loss: float = math.nan
@@ -67,8 +70,10 @@ class Trainer:
         check_fused(self.optimizer, self.ranks)
         self.pace = Pace(spec.max_steps, spec.time_budget_seconds)
         self._swap = activations_away(spec.activation_offload, self.model, self.device, scratch)
+        is_classifier = spec.objective == "classification"
+        config = self.model.config
         self.guard = SpikeGuard(
-            self.model.config.vocab_size,
+            int(config.num_labels or 1) if is_classifier else config.vocab_size,
             spec.spike_loss_ratio,
             spec.learning_rate,
             skips=spec.on_spike == "skip",
@@ -226,14 +231,14 @@ class Trainer:
         self.layout.synchronise()
         model = self.layout.whole()
         if model is not None:
-            loss = self.validation_loss(model)
-            self.job.emitter.metric({"validation_loss": loss}, step=self.state.step)
+            self.job.emitter.metric(self.validation(model), step=self.state.step)
 
-    def validation_loss(self, model: PreTrainedModel) -> float:
-        """Return a model's mean loss, in nats a token, on what no step learns from."""
+    def validation(self, model: PreTrainedModel) -> dict[str, float]:
+        """Return how a model does on what no step learns from: its mean loss in nats, and more."""
         if self.judged is not None:
-            return self.judged.loss(model)
-        return math.log(evaluate(model, self.held_out_ids, VALIDATION_TOKENS).value)
+            return self.judged.validation(model)
+        perplexity = evaluate(model, self.held_out_ids, VALIDATION_TOKENS)
+        return {"validation_loss": math.log(perplexity.value)}
 
 
 def check_fused(optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:

@@ -16,10 +16,16 @@ from runners.jobs.runtime import BadInputError
 from runners.jobs.skeleton import fill, skeleton
 from runners.jobs.train.batches import Batch
 from runners.jobs.train.checkpoint import Saved, TrainState, read_latest, write_checkpoint
-from runners.jobs.train.layout import AUTOCAST, StepLoss
+from runners.jobs.train.layout import AUTOCAST, StepLoss, summed_loss
 from runners.jobs.train.layouts.axes import Axes
 from runners.jobs.train.layouts.boxes import Box, Registry, Trained
 from runners.jobs.train.layouts.context import pieces_of, share_sequences
+from runners.jobs.train.layouts.encoder_stage import (
+    EncoderStage,
+    Marked,
+    is_encoder,
+    marked,
+)
 from runners.jobs.train.layouts.experts import divide_experts, expert_boxes
 from runners.jobs.train.layouts.pipeline import Pipeline
 from runners.jobs.train.layouts.stage import (
@@ -28,7 +34,6 @@ from runners.jobs.train.layouts.stage import (
     check_model,
     sequences,
     stage_layers,
-    token_losses,
 )
 from runners.jobs.train.layouts.states import (
     Copies,
@@ -63,7 +68,8 @@ class Divided:
         self._options, self._device, self._ranks = options, device, ranks
         self._dtype = AUTOCAST.get(compute_dtype)
         self._axes = Axes(options, ranks, device.type)
-        self._config, self._generation = copy.deepcopy(model.config), model.generation_config
+        self._config = copy.deepcopy(model.config)
+        self._generation = getattr(model, "generation_config", None)
         self._stages = self._own_stages(model)
         if (group := self._axes.context) is not None:
             share_sequences(model, options.context_method, group)
@@ -168,7 +174,8 @@ class Divided:
         config = copy.deepcopy(self._config)
         found = skeleton(config, torch.float32, None)
         fill(found, list(tensors), tensors.pop, self._device)
-        found.generation_config = self._generation
+        if self._generation is not None:
+            found.generation_config = self._generation
         return found
 
     def save(self, folder: Path, optimizer: torch.optim.Optimizer, state: TrainState) -> None:
@@ -218,10 +225,12 @@ class Divided:
     def synchronise(self) -> None:
         """Do nothing: the ranks never part."""
 
-    def _own_stages(self, model: PreTrainedModel) -> list[Stage]:
+    def _own_stages(self, model: PreTrainedModel) -> list[Stage | EncoderStage]:
+        if is_encoder(model.config):
+            return [EncoderStage(model)]
         layers = stage_layers(self._options, model.config.num_hidden_layers)
         own = range(self._axes.here.pipeline, len(layers), self._options.pipeline_parallel_size)
-        stages = [Stage(model, layers[at]) for at in own]
+        stages: list[Stage | EncoderStage] = [Stage(model, layers[at]) for at in own]
         model.model.layers = nn.ModuleList()  # what is another rank's is let go
         model.model.embed_tokens = model.model.norm = model.lm_head = None
         return stages
@@ -232,6 +241,9 @@ class Divided:
         mesh, options = self._axes.mesh["tensor"], self._options
         for stage in self._stages:
             boxes: dict[str, Box] = {}
+            if isinstance(stage, EncoderStage):
+                found += [own_box(name, weight) for name, weight in stage.named_parameters()]
+                continue
             if options.tensor_parallel_size > 1:
                 divide_matrices(stage, mesh, is_sequence_divided=options.sequence_parallel)
             if options.expert_parallel_size > 1 and self._axes.experts is not None:
@@ -259,9 +271,12 @@ class Divided:
         if self._options.num_stages == 1:
             return None
         group = self._axes.along("pipeline")
-        return Pipeline(self._stages, self._options, group, self._device)
+        stages = [each for each in self._stages if isinstance(each, Stage)]
+        return Pipeline(stages, self._options, group, self._device)
 
-    def _placed(self, batch: Batch) -> Sequences:
+    def _placed(self, batch: Batch) -> Sequences | Marked:
+        if is_encoder(self._config):
+            return marked(batch)
         length, options = batch.input_ids.shape[1], self._options
         tensor = options.tensor_parallel_size
         if options.sequence_parallel and length % tensor:
@@ -274,15 +289,16 @@ class Divided:
         pieces = pieces_of(length, options.context_parallel_size)
         return sequences(batch, pieces, self._axes.here.context)
 
-    def _computed(self, batches: Sequence[Sequences], scale: float) -> float:
+    def _computed(self, batches: Sequence[Sequences | Marked], scale: float) -> float:
         """Add the micro-batches' gradients, and return the sum of their labels' losses."""
         found = 0.0
         with torch.autocast(self._device.type, dtype=self._dtype, enabled=self._dtype is not None):
             if self._pipeline is not None:
-                return self._pipeline.run(batches, scale)
+                pieces = [each for each in batches if isinstance(each, Sequences)]
+                return self._pipeline.run(pieces, scale)
             for batch in batches:
                 logits = self._stages[0](batch.input_ids, **batch.places)
-                loss = token_losses(logits, batch.labels)
+                loss = summed_loss(logits, batch.labels)
                 torch.autograd.backward(loss * scale)
                 found += float(loss.detach())
         return found

@@ -19,7 +19,8 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from runners.jobs.runtime import BadInputError
-from runners.jobs.train.layouts.stage import Sequences, Stage, token_losses
+from runners.jobs.train.layout import summed_loss
+from runners.jobs.train.layouts.stage import Sequences, Stage
 from runners.layout_options import WOVEN, LayoutOptions
 
 SINGLE: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -104,7 +105,7 @@ class Pipeline:
             raise BadInputError(f"{msg} on {size} ranks: {error}") from error
 
     def _loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return token_losses(logits, labels) * self._scale
+        return summed_loss(logits, labels) * self._scale
 
     def _timed(self, work: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passed on as they come

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from runners.jobs.generate.stage_model import divided
 from runners.jobs.runtime import BadInputError
-from runners.jobs.train.batches import IGNORED, Batch
+from runners.jobs.train.batches import Batch
+from runners.jobs.train.layouts.encoder_stage import is_encoder, undivided
 from runners.layout_options import LayoutOptions
 
 LLAMA_SHAPED = ("llama", "mistral", "qwen2", "qwen3", "mixtral")
@@ -118,13 +119,6 @@ class Stage(nn.Module):
         return self.lm_head(model.norm(hidden)) if self.is_last else hidden
 
 
-def token_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the labels' losses in nats; ``logits`` [rows, length, vocabulary]."""
-    return nn.functional.cross_entropy(
-        logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
-    )
-
-
 def stage_layers(options: LayoutOptions, num_layers: int) -> list[range]:
     """Return the layers of each stage.
 
@@ -147,7 +141,12 @@ def check_model(model: PreTrainedModel, options: LayoutOptions) -> None:
     Raises:
         BadInputError: with the field.
     """
-    for why in chain(_unknown(model.config, options), _uneven(model.config, options)):
+    config = model.config
+    if is_encoder(config):
+        found = undivided(options)
+    else:
+        found = chain(_unknown(config, options), _uneven(config, options))
+    for why in found:
         raise BadInputError(why)
 
 

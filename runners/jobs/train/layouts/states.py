@@ -19,6 +19,7 @@ from torch.distributed.fsdp import fully_shard
 
 from runners.jobs.train.layouts.axes import Axes
 from runners.jobs.train.layouts.boxes import Box, Held, share_of
+from runners.jobs.train.layouts.encoder_stage import EncoderStage
 from runners.jobs.train.layouts.stage import Stage
 from runners.jobs.train.layouts.tensor import plain, plain_gradient
 
@@ -182,7 +183,9 @@ class ShardedGradients(Copies):
 class ShardedWeights:
     """Weights, gradients and states in shards; a layer's weights are gathered while it works."""
 
-    def __init__(self, stages: Sequence[Stage], boxes: Sequence[Box], axes: Axes) -> None:
+    def __init__(
+        self, stages: Sequence[Stage | EncoderStage], boxes: Sequence[Box], axes: Axes
+    ) -> None:
         """Shard the stages, whose weights have these boxes before."""
         mesh = axes.mesh["replicate", "shard"] if axes.num_replicates > 1 else axes.mesh["shard"]
         for stage in stages:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
 from runners.jobs.events import Emitter
 from runners.jobs.loading import fresh_model
@@ -25,6 +26,7 @@ from runners.jobs.memory import optimizer_bytes
 from runners.jobs.ranks import Ranks
 from runners.jobs.runtime import Job
 from runners.jobs.train.batches import TextBatches
+from runners.jobs.train.labelled import LabelledBatches, LabelledRows, Samples
 from runners.jobs.train.optimizers import build_optimizer
 from runners.jobs.train.trainer import Trainer
 from runners.jobspec import RandomModel, TrainSpec
@@ -42,6 +44,11 @@ LLAMA: dict[str, object] = {
 MIXTRAL: dict[str, object] = {
     **LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2,
     "num_hidden_layers": 2, "intermediate_size": 32,
+}  # fmt: skip
+DISTILBERT: dict[str, object] = {
+    "model_type": "distilbert", "dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 4,
+    "vocab_size": 128, "max_position_embeddings": 16, "num_labels": 4, "dropout": 0.0,
+    "attention_dropout": 0.0, "seq_classif_dropout": 0.0, "initializer_range": 0.2,
 }  # fmt: skip
 MODELS = {"llama": LLAMA, "mixtral": MIXTRAL}
 ZERO = {f"ZeRO-{stage}": {"data_parallel_size": 2, "zero_stage": stage} for stage in (1, 2, 3)}
@@ -95,6 +102,13 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
     },
 }  # fmt: skip
 
+# An encoder with a head for classes, which is trained as copies and as shards of them.
+ENCODER: dict[int, dict[str, dict[str, Any]]] = {
+    2: {
+        "encoder, data parallel": DP,
+        **{f"encoder, {name}": options for name, options in ZERO.items()},
+    },
+}
 
 # What two copies exchange less of; these come near to one process and do not equal it.
 LESS: dict[str, dict[str, Any]] = {
@@ -114,6 +128,8 @@ CHAIN: dict[int, dict[str, Any]] = {
 
 def model_of(name: str) -> str:
     """Return on which model a case runs."""
+    if "encoder" in name:
+        return "distilbert"
     return "mixtral" if "expert" in name else "llama"
 
 
@@ -154,9 +170,11 @@ def trainer_of(
     model: str, options: dict[str, Any] | None, ranks: Ranks, folder: Path, **changes: Any
 ) -> Seen:
     """Return a trainer in a layout."""
+    if model == "distilbert":
+        changes = {"objective": "classification", **changes}
     spec = spec_of(options, **changes)
     torch.manual_seed(spec.seed)
-    whole = fresh_model(MODELS[model], torch.float32)
+    whole = built(model)
     whole.set_attn_implementation("eager")
     torch.nn.Module.eval(whole)  # as the job loads it
     ids = np.tile(np.arange(24, dtype=np.int32) * 5, 150)
@@ -164,7 +182,28 @@ def trainer_of(
     request = RunRequest(attempt_id="a1", job_id="j1", number=1, fence="f", spec=spec)
     emitter = Emitter(os.open(os.devnull, os.O_WRONLY))
     job = Job(folder, folder, request, emitter, threading.Event())
-    return Seen(job, spec, whole, TextBatches(ids, spec), ids, torch.device("cpu"), ranks)
+    batches = labelled(spec) if model == "distilbert" else TextBatches(ids, spec)
+    return Seen(job, spec, whole, batches, ids, torch.device("cpu"), ranks)
+
+
+def built(model: str) -> PreTrainedModel:
+    """Return a fresh model, with a head for four classes where it is an encoder."""
+    if model != "distilbert":
+        return fresh_model(MODELS[model], torch.float32)
+    config = AutoConfig.for_model(**DISTILBERT)
+    found: PreTrainedModel = AutoModelForSequenceClassification.from_config(config)
+    return found
+
+
+def labelled(spec: TrainSpec) -> LabelledBatches:
+    """Return texts of 3 to 15 numbers of which all but the first two say the class."""
+    drawn = np.random.default_rng(5)
+    lengths = drawn.integers(3, 16, size=64)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    labels = drawn.integers(0, 4, size=64)
+    ids = np.repeat(labels + 1, lengths)
+    ids[offsets[:-1]], ids[offsets[:-1] + 1] = 7, drawn.integers(8, 128, size=64)
+    return LabelledBatches(LabelledRows(Samples(ids, offsets, labels)), spec, 0)
 
 
 def run_case(
@@ -216,11 +255,14 @@ def _on_rank(rank: int, size: int, port: int, folder: Path) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=60))
     ranks = Ranks(rank, size, lead=0, local_rank=rank)
     found = {}
-    for name, options in (CASES[size] | (LESS if size == 2 else {})).items():
-        if sys.argv[2:] and name not in sys.argv[2:]:
+    is_encoder = sys.argv[2:] == ["encoder"]
+    cases = ENCODER[size] if is_encoder else CASES[size] | (LESS if size == 2 else {})
+    for name, options in cases.items():
+        if sys.argv[2:] and not is_encoder and name not in sys.argv[2:]:
             continue
         found[name] = run_case(model_of(name), options, ranks, folder / name)
-    found["chain"] = run_chain(ranks, folder)
+    if not is_encoder:
+        found["chain"] = run_chain(ranks, folder)
     (folder / f"{size}-{rank}.json").write_text(json.dumps(found))
     dist.barrier()
 
@@ -246,8 +288,8 @@ def _forked(size: int, folder: Path) -> Iterator[int]:
 
 def _import_what_training_imports() -> None:
     """Load, once for all ranks, what a first step loads; no gradients: forks could make none."""
-    for config in MODELS.values():
-        model = fresh_model(config, torch.float32)
+    for name in [*MODELS, "distilbert"]:
+        model = built(name)
         with torch.no_grad():
             model(input_ids=torch.zeros(1, 4, dtype=torch.long))
         for each in model.parameters():
@@ -260,7 +302,7 @@ def main() -> None:
     torch.set_num_threads(1)
     _import_what_training_imports()
     folder = Path(sys.argv[1])
-    for size in CASES:
+    for size in ENCODER if sys.argv[2:] == ["encoder"] else CASES:
         pids = list(_forked(size, folder))
         ends = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
         if any(ends):

@@ -1,0 +1,41 @@
+"""Labelled text that every host has: passages of Python's library, by the package they are of."""
+
+import io
+import json
+from collections.abc import Iterator
+
+from runners.classification import PACKAGES
+from runners.jobs.corpus import Corpus
+from runners.jobs.runtime import BadInputError
+from runners.jobs.train.samples import DataFile
+
+PASSAGE_LINES = 12  # about 100 tokens, none of which names its file
+NAME = "passages of Python's library.jsonl"
+
+
+def passages(corpus: Corpus) -> DataFile:
+    """Return the passages as a file of labelled text; the same Python gives the same.
+
+    Raises:
+        BadInputError: this Python came without one of the packages.
+    """
+    lines = list(_lines(corpus))
+    if missing := sorted(set(PACKAGES) - {label for _, label in lines}):
+        raise BadInputError(
+            f"this host's Python has no files of {', '.join(missing)}, whose passages are to be "
+            "told apart; give a file with “text” and “label” instead"
+        )
+    written = "".join(f"{json.dumps({'text': text, 'label': label})}\n" for text, label in lines)
+    return DataFile(NAME, io.BytesIO(written.encode()), "classification")
+
+
+def _lines(corpus: Corpus) -> Iterator[tuple[str, str]]:
+    """Yield each passage with its package, in the corpus's order."""
+    for document in corpus.documents:
+        root, _, rest = document.name.partition("/")
+        package = rest.partition("/")[0]
+        if root != "python" or package not in PACKAGES:
+            continue
+        held = [line for line in document.text.splitlines(keepends=True) if line.strip()]
+        for at in range(0, len(held) - PASSAGE_LINES + 1, PASSAGE_LINES):
+            yield "".join(held[at : at + PASSAGE_LINES]), package
