@@ -1,7 +1,7 @@
 """The records of a training file: text, labelled text, chats, instructions, completions.
 
-One file holds one format, which its first record decides where none is stated. Standard library
-only: the server checks an upload with what the host reads it by.
+One file holds one format, which its first record decides where none is stated. The server checks
+an upload with what the host reads it by.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, Literal, NamedTuple, get_args
 
-SUFFIXES = (".jsonl", ".txt")
+SUFFIXES = (".jsonl", ".parquet", ".txt")
 Format = Literal["text", "chat", "instruction", "completion", "classification"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 FIELDS: Mapping[Format, tuple[str, ...]] = {  # in the order in which they are looked for
@@ -84,15 +84,10 @@ def suffix_of(name: str) -> str:
         DataError: files of this kind are not read.
     """
     suffix = PurePosixPath(name).suffix.lower()
-    if suffix == ".parquet":
-        raise DataError(
-            f"{name}: Parquet needs pyarrow, which is not part of this installation; save the "
-            "table as JSON lines (.jsonl)"
-        )
     if suffix not in SUFFIXES:
         raise DataError(
-            f"{name}: files of training data end in {' or '.join(SUFFIXES)}, not "
-            f"{suffix or 'in nothing'!r}"
+            f"{name}: files of training data end in {', '.join(SUFFIXES[:-1])} or "
+            f"{SUFFIXES[-1]}, not {suffix or 'in nothing'!r}"
         )
     return suffix
 
@@ -123,7 +118,9 @@ class Reader:
         self.format: Format | None = "text" if self.suffix == ".txt" else stated
         self.num_empty = 0
         if self.suffix == ".txt" and stated not in {None, "text"}:
-            raise DataError(f"{name}: a .txt file is plain text; {stated} needs JSON lines")
+            raise DataError(
+                f"{name}: a .txt file is plain text; {stated} needs JSON lines or Parquet"
+            )
 
     def records(self, file: BinaryIO) -> Iterator[Record]:
         """Yield the records that say something; ``num_empty`` counts the others.
@@ -148,6 +145,8 @@ class Reader:
         """
         if self.suffix == ".txt":
             yield from self._documents(file)
+        elif self.suffix == ".parquet":
+            yield from self._rows(file)
         else:
             yield from self._lines(file)
 
@@ -171,11 +170,7 @@ class Reader:
         number = 0
         while line := file.readline(MAX_LINE_BYTES + 1):
             number += 1
-            if len(line) > MAX_LINE_BYTES:
-                raise DataError(
-                    f"{self.name}: line {number} is longer than {MAX_LINE_BYTES // 1024**2} MiB; "
-                    "divide it into several records"
-                )
+            self._check_length(number, line)
             line = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
             if line.strip():
                 yield number, line
@@ -196,6 +191,28 @@ class Reader:
                 held, size = [], 0
         if size:
             yield begin, b"".join(held)
+
+    def _rows(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+        from runners.datasets.parquet import ParquetError, rows_of  # only such files need pyarrow
+
+        fields = {"input"}.union(*FIELDS.values())
+        try:
+            for number, line in rows_of(file, fields):
+                self._check_length(number, line)
+                yield number, line
+        except ParquetError as error:
+            raise DataError(f"{self.name}: {error}") from None
+
+    def _check_length(self, number: int, line: bytes) -> None:
+        if len(line) > MAX_LINE_BYTES:
+            raise DataError(
+                f"{self.name}: {self._what} {number} is longer than {MAX_LINE_BYTES // 1024**2} "
+                "MiB; divide it into several records"
+            )
+
+    @property
+    def _what(self) -> str:
+        return "row" if self.suffix == ".parquet" else "line"
 
     def _text(self, line: int, raw: bytes) -> str:
         try:
@@ -235,7 +252,7 @@ class Reader:
     def _error(self, line: int, reason: str, raw: bytes | str) -> DataError:
         text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
         shown = json.dumps(text.strip()[:SHOWN_CHARACTERS], ensure_ascii=False)
-        return DataError(f"{self.name}: line {line}: {reason}. It begins {shown}")
+        return DataError(f"{self.name}: {self._what} {line}: {reason}. It begins {shown}")
 
 
 def _wanted() -> str:

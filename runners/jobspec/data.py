@@ -20,7 +20,7 @@ class HostText(JobDocument):
 
 
 class FileData(JobDocument):
-    """A .jsonl or .txt file below a model folder of the host; the first record says how."""
+    """A .jsonl, .parquet or .txt file below the host's model folder; its first record says how."""
 
     source: Literal["file"] = "file"
     path: str = Field(min_length=1, max_length=1000)

@@ -35,7 +35,7 @@ def go_on(page: Page) -> None:
 
 def upload(page: Page, content: bytes) -> None:
     file = {"name": "asked.jsonl", "mimeType": "application/json", "buffer": content}
-    page.get_by_label("JSON lines or text").set_input_files(file)
+    page.get_by_label("JSON lines, Parquet or text").set_input_files(file)
     page.get_by_role("button", name="Upload", exact=True).click()
 
 

@@ -34,7 +34,7 @@ class DataForm(StepForm):
         label="File on the host",
         required=False,
         max_length=1000,
-        help_text="JSON lines or .txt, below the host's model folder",
+        help_text="JSON lines, Parquet or .txt, below the host's model folder",
     )
     data_format = forms.ChoiceField(label="Read it as", choices=READ_AS, required=False)
     dataset = forms.ChoiceField(label="Uploaded file", required=False)

@@ -17,8 +17,10 @@ MODEL_PRESETS = {
     "endpoint": "serve",
     "benchmark": "serve",
     "generate": "generate",
+    "tune": "finetune",
 }
-READY_PRESETS = {"demo", *MODEL_PRESETS}  # nothing is left to ask: they open at the review
+# Where a preset opens, if not at the goal: at the review where nothing is left to ask.
+FIRST_STEPS = dict.fromkeys(("demo", *MODEL_PRESETS), "review") | {"tune": "workload"}
 
 _DATA = {
     "data_source": "host",
@@ -128,7 +130,11 @@ def model_draft(preset: str, model: TeamModel, host: Host | None) -> Draft:
 def _fit_context(values: dict[str, Any], context: object) -> None:
     """Ask no more tokens of a model than it has positions for: a quarter is left for answers."""
     asked = ("input_tokens", "output_tokens")
-    if not isinstance(context, int) or not all(name in values for name in asked):
+    if not isinstance(context, int):
+        return
+    if "sequence_length" in values:
+        values["sequence_length"] = min(values["sequence_length"], context)
+    if not all(name in values for name in asked):
         return
     if sum(values[name] for name in asked) > context:
         values["output_tokens"] = max(1, context // 4)

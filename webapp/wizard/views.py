@@ -15,7 +15,7 @@ from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute, stored_answer
 from webapp.plans.questions import draft_shape
 from webapp.wizard import pages
-from webapp.wizard.defaults import READY_PRESETS
+from webapp.wizard.defaults import FIRST_STEPS
 from webapp.wizard.drafts import draft_begin, proposals_fill, suggestion_apply
 from webapp.wizard.steps import (
     SLUGS,
@@ -39,7 +39,7 @@ def plan_new(request: HttpRequest) -> HttpResponse:
         model = visible_or_404(TeamModel, request.user, pk=wanted)
     team, owner = current_team(request), signed_in(request)
     plan = draft_begin(team=team, owner=owner, preset=preset, model=model)
-    return redirect("plan-step", plan.pk, "review" if preset in READY_PRESETS else "goal")
+    return redirect("plan-step", plan.pk, FIRST_STEPS.get(preset, "goal"))
 
 
 @require_http_methods(["GET", "POST"])

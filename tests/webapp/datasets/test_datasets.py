@@ -1,9 +1,12 @@
 """Uploaded training data: looked through, kept once, for its team and its hosts alone."""
 
 import hashlib
+import io
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.files.uploadedfile import SimpleUploadedFile
@@ -91,8 +94,8 @@ def test_what_is_wrong_is_shown_with_what_could_be_read(alice, settings):
 @pytest.mark.parametrize(
     ("content", "name", "said"),
     [
-        (b"a,b\n", "table.csv", "files of training data end in .jsonl or .txt"),
-        (b"PAR1", "table.parquet", "Parquet needs pyarrow"),
+        (b"a,b\n", "table.csv", "files of training data end in .jsonl, .parquet or .txt"),
+        (b"PAR1", "table.parquet", "cannot be read as Parquet"),
     ],
 )
 def test_another_kind_of_file_is_refused_by_its_name(alice, content, name, said):
@@ -100,6 +103,19 @@ def test_another_kind_of_file_is_refused_by_its_name(alice, content, name, said)
 
     assert said in page.content.decode()
     assert not Dataset.objects.exists()
+
+
+def test_a_table_is_kept_and_its_first_rows_are_shown(alice):
+    written = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist([{"text": f"row {n}"} for n in range(9)]), written)
+    client = client_of(alice)
+
+    page = client.post(
+        "/data/upload/", {"file": upload(written.getvalue(), "t.parquet")}, follow=True
+    )
+
+    assert "t.parquet is here: 9 records" in page.content.decode()
+    assert Dataset.objects.get().format == "text"
 
 
 def test_what_is_too_large_is_refused_with_the_limit(alice, monkeypatch, dataset):

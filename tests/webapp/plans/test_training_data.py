@@ -116,8 +116,16 @@ def test_a_bad_upload_in_the_wizard_changes_no_plan(plan, alice):
     [
         ({"data_source": "file"}, "data_path", "Name the file."),
         ({"data_source": "file", "data_path": "../a.jsonl"}, "data_path", "may not climb"),
-        ({"data_source": "file", "data_path": "a.parquet"}, "data_path", "needs pyarrow"),
-        ({"data_source": "file", "data_path": "a.csv"}, "data_path", "end in .jsonl or .txt"),
+        (
+            {"data_source": "file", "data_path": "a.feather"},
+            "data_path",
+            "end in .jsonl, .parquet or .txt",
+        ),
+        (
+            {"data_source": "file", "data_path": "a.csv"},
+            "data_path",
+            "end in .jsonl, .parquet or .txt",
+        ),
         ({"data_source": "upload"}, "dataset", "Choose a file, or upload one."),
         ({"data_source": "upload", "dataset": "other"}, "dataset", "not one of the available"),
     ],

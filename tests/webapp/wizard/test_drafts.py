@@ -72,6 +72,18 @@ def test_what_a_models_page_offers_begins_with_that_model(walk, team_model, pres
     assert found.plan.draft["model"]["team_model"] == team_model.pk
 
 
+def test_fine_tuning_a_teams_model_begins_where_its_data_is_chosen(walk, team_model):
+    team_model.config = {**team_model.config, "max_position_embeddings": 256}
+    team_model.save()
+
+    found = walk(f"?preset=tune&model={team_model.pk}")
+
+    assert found.first_step == "workload"
+    assert found.plan.draft["goal"]["goal"] == "finetune"
+    assert found.plan.draft["model"]["team_model"] == team_model.pk
+    assert found.plan.draft["workload"]["finetune"]["sequence_length"] == 256
+
+
 def test_a_plan_with_a_short_model_asks_no_more_tokens_than_it_has_positions(walk, team_model):
     team_model.config = {**team_model.config, "max_position_embeddings": 256}
     team_model.save()

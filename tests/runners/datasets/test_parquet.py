@@ -1,0 +1,131 @@
+"""Tables of Parquet: the same records as lines of JSON, and a sentence for what is wrong."""
+
+import datetime as dt
+import io
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from runners.datasets import parquet
+from runners.datasets.checking import checked
+from runners.datasets.records import MAX_LINE_BYTES, DataError, Reader
+
+CHATS = [
+    {"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "Yes."}]}
+    for n in range(5)
+]
+ASKED = [
+    {"instruction": f"Count to {n}.", "input": None, "output": f"… {n}", "stars": n}
+    for n in range(600)
+]
+
+
+def table(rows, **options):
+    written = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), written, **options)
+    return io.BytesIO(written.getvalue())
+
+
+def read(file, name="a.parquet", stated=None):
+    return list(Reader(name, stated).records(file))
+
+
+def as_lines(rows):
+    return io.BytesIO("".join(f"{json.dumps(row)}\n" for row in rows).encode())
+
+
+@pytest.mark.parametrize("rows", [CHATS, ASKED, [{"text": "één"}, {"text": "twee"}]])
+def test_a_table_holds_the_records_that_lines_of_json_would(rows):
+    from_table, from_lines = read(table(rows)), read(as_lines(rows), "a.jsonl")
+
+    assert from_table == from_lines
+    assert [each.line for each in from_table] == list(range(1, len(rows) + 1))
+
+
+def test_row_groups_and_compression_change_nothing():
+    plain = read(table(ASKED))
+
+    assert read(table(ASKED, row_group_size=7, compression="zstd")) == plain
+    assert read(table(ASKED, row_group_size=1000, compression="none")) == plain
+
+
+def test_columns_that_no_format_has_are_not_read():
+    when = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    rows = [{"text": "first", "seen": when}, {"text": "second", "seen": when}]
+
+    assert [each.sample.text for each in read(table(rows))] == ["first", "second"]
+
+
+def test_rows_that_say_nothing_are_counted():
+    found = checked(table([{"text": "a"}, {"text": "  "}, {"text": "b"}]), "a.parquet")
+
+    assert (found.num_records, found.num_empty, found.errors) == (2, 1, ())
+    assert found.format == "text"
+
+
+def test_a_table_without_a_known_column_names_those_that_it_has():
+    [error] = checked(table([{"body": "a", "title": "b"}]), "a.parquet").errors[:1]
+
+    assert error.startswith("a.parquet: row 1: it has the fields of no known format")
+    assert "its fields are body, title" in error
+
+
+def test_a_row_that_cannot_be_learnt_is_named_by_its_number():
+    rows = [{"text": "a"}, {"text": None}, {"text": "b"}]
+
+    found = checked(table(rows), "a.parquet")
+
+    assert [each.partition(". It begins")[0] for each in found.errors] == [
+        "a.parquet: row 2: “text” is no text but NoneType; its fields are text"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "cannot be read as Parquet"),
+        (b"PAR1", "cannot be read as Parquet"),
+        (b'{"text": "lines under a wrong name"}\n' * 10, "cannot be read as Parquet"),
+        (table(ASKED).getvalue()[:-20], "cannot be read as Parquet"),
+    ],
+)
+def test_what_is_no_parquet_is_said_to_be_none(content, words):
+    with pytest.raises(DataError, match=words) as caught:
+        read(io.BytesIO(content))
+
+    assert str(caught.value).startswith("a.parquet: ")
+
+
+def test_a_page_damaged_in_the_middle_ends_in_words():
+    content = bytearray(table(ASKED, compression="zstd").getvalue())
+    content[40:400] = bytes(360)
+
+    with pytest.raises(DataError, match=r"a\.parquet: "):
+        read(io.BytesIO(bytes(content)))
+
+
+def test_bytes_where_text_should_be_are_named_with_their_column():
+    with pytest.raises(DataError, match=r"row 1 holds what is no text.*text: bytes"):
+        read(table([{"text": b"\xff\xfe"}]))
+
+
+def test_a_row_group_too_large_for_memory_is_refused_before_it_is_read(monkeypatch):
+    monkeypatch.setattr(parquet, "MAX_GROUP_BYTES", 1024)
+
+    with pytest.raises(DataError, match="smaller row groups"):
+        read(table(ASKED))
+    assert len(read(table(ASKED, row_group_size=10))) == 600
+
+
+def test_a_row_too_long_is_refused_as_a_line_is():
+    with pytest.raises(DataError, match="row 2 is longer than 4 MiB"):
+        read(table([{"text": "a"}, {"text": "b" * MAX_LINE_BYTES}]))
+
+
+def test_a_stated_format_decides_for_tables_too():
+    rows = [{"text": "whole", "prompt": "a", "completion": "b"}]
+
+    assert read(table(rows), stated="text")[0].sample.text == "whole"
+    assert read(table(rows))[0].sample.completion == "b"
