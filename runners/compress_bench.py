@@ -77,8 +77,12 @@ def rows(folder: Path, train_seconds: float, names: tuple[str, ...] = ()) -> Ite
             **SETTINGS[name],
         }
         spec = CompressSpec(model=ArtefactModel(attempt_id=TRAINED), **fields)
-        attempt = "".join(letter if letter.isalnum() else "-" for letter in name)
-        yield Row(name, run(folder, attempt, spec))
+        yield Row(name, run(folder, attempt_of(name), spec))
+
+
+def attempt_of(name: str) -> str:
+    """Return the id of the attempt that measures a row."""
+    return "".join(letter if letter.isalnum() else "-" for letter in name)
 
 
 def run(folder: Path, attempt_id: str, spec: JobSpec) -> dict[str, float]:

@@ -1,12 +1,14 @@
 """What fewer bits bring and cost: the demo model in fp32, then made smaller by real jobs.
 
-Bytes are exact. Perplexities are of the same held-out windows, pair by pair with the original.
+Bytes are exact. Perplexities are of the same held-out windows, pair by pair: with the original, or
+of two ways with each other.
 """
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from runners.compress_bench import EVALUATION_TOKENS, TRAINED, Row, rows, run
+from runners.compress_bench import EVALUATION_TOKENS, TRAINED, attempt_of, rows, run
+from runners.compress_options import WeightDtype
 from runners.jobspec import ArtefactModel, DemoModel, EvaluateSpec, TrainSpec
 from runners.ratios import Ratio
 
@@ -27,15 +29,33 @@ def ratios(folder: Path, train_seconds: float) -> Iterator[Ratio]:
     """Train the demo model in fp32, make it smaller in each way, and yield the ratios."""
     run(folder, TRAINED, TrainSpec(time_budget_seconds=train_seconds, compute_dtype="fp32"))
     measured = {row.name: row.measured for row in rows(folder, train_seconds, NAMES)}
-    own = ArtefactModel(attempt_id=TRAINED)
-    asked = EvaluateSpec(
-        model=own, original=own, weight_dtype="fp32", evaluation_tokens=EVALUATION_TOKENS
-    )
-    found = run(folder, "half", asked)
-    yield of_perplexity("fp32 / bf16 perplexity", found)
+    yield of_perplexity("fp32 / bf16 perplexity", _against(folder, TRAINED, TRAINED, "fp32"))
     stored = sum(each.stat().st_size for each in trained_files(folder))
     yield Ratio.exact("fp32 / bf16 weights", stored, measured["bf16"]["disk_bytes"], "bytes")
     yield from of_rows(measured)
+    yield from compared(folder)
+
+
+def compared(folder: Path) -> Iterator[Ratio]:
+    """Yield how much better one way reads than another, by a job that reads both side by side.
+
+    Window by window: two intervals against the original, each at its worst, would hide it.
+    """
+    for title, (worse, better) in BETTER.items():
+        yield of_perplexity(title, _against(folder, *map(attempt_of, (worse, better))))
+
+
+def _against(
+    folder: Path, attempt_id: str, other_id: str, weight_dtype: WeightDtype = "bf16"
+) -> dict[str, float]:
+    """Return what one attempt's model reads beside another's, window by window."""
+    asked = EvaluateSpec(
+        model=ArtefactModel(attempt_id=attempt_id),
+        original=ArtefactModel(attempt_id=other_id),
+        weight_dtype=weight_dtype,
+        evaluation_tokens=EVALUATION_TOKENS,
+    )
+    return run(folder, f"{attempt_id}-against-{other_id}", asked)
 
 
 def trained_files(folder: Path) -> list[Path]:
@@ -45,33 +65,13 @@ def trained_files(folder: Path) -> list[Path]:
 
 
 def of_rows(measured: Mapping[str, Mapping[str, float]]) -> Iterator[Ratio]:
-    """Yield what the rows of the ways show about bytes and about perplexity."""
+    """Yield what the rows of the ways show about bytes."""
     for name, title in STORED.items():
         row = measured[name]
         small = row.get("compressed_bytes", row["matrices_bytes"])
         yield Ratio.exact(
             f"bf16 / {title} matrices", row["original_matrices_bytes"], small, "bytes"
         )
-    for title, (worse, better) in BETTER.items():
-        yield between(
-            title, Row(worse, dict(measured[worse])), Row(better, dict(measured[better]))
-        )
-
-
-def between(title: str, worse: Row, better: Row) -> Ratio:
-    """Return the ratio of two perplexities, each known as an interval against one original.
-
-    The bounds are those of the two intervals at their worst: wider than the pairs would allow.
-    """
-    above, below = worse.measured, better.measured
-    return Ratio(
-        title,
-        above["perplexity_ratio"] / below["perplexity_ratio"],
-        above["perplexity_ratio_low"] / below["perplexity_ratio_high"],
-        above["perplexity_ratio_high"] / below["perplexity_ratio_low"],
-        WINDOWS,
-        PERPLEXITY,
-    )
 
 
 def of_perplexity(title: str, found: Mapping[str, float]) -> Ratio:

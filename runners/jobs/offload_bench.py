@@ -1,6 +1,6 @@
 """The planner's policy against accelerate's default map under one memory cap.
 
-``python -m runners.jobs.offload_bench`` prints the ratio as a JSON line, for `manage.py
+``python -m runners.jobs.offload_bench`` prints the ratios as JSON lines, for `manage.py
 bench offload`. Each way runs in a process of its own whose control group has the cap: the kernel
 takes back what either reads beyond it, so that what lies on disk is read from there. The model
 has random weights, a copy for each way, since pages of a shared file would count for one of them.
@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -24,7 +25,13 @@ from planner.specs.estimate import EstimateRequest
 from planner.specs.plan import PlanRequest
 from planner.specs.strategy import OffloadSpec
 from runners.generate_options import PolicyOffload
-from runners.jobs.generate.offload_process import Answered, Way, capped, forget
+from runners.jobs.generate.offload_process import (
+    Answered,
+    Way,
+    WayEndedError,
+    capped,
+    forget,
+)
 from runners.jobs.generate.offload_ways import CPU, DTYPE, Order
 from runners.jobs.loading import demo_config, fresh_model
 from runners.jobs.microbench import Effort as Probe
@@ -35,6 +42,7 @@ from runners.jobspec import DemoModel
 from runners.ratios import Ratio
 
 NAME = "accelerate's default map / the planner's policy, in one memory"
+READ_NAME = "accelerate's default map / the planner's policy, from one disk"
 SHAPE = DemoModel(  # 325 million parameters, as many key-value heads as heads: as OPT's
     hidden_size=1024,
     intermediate_size=2816,
@@ -45,10 +53,12 @@ SHAPE = DemoModel(  # 325 million parameters, as many key-value heads as heads: 
     max_position_embeddings=512,
 )
 PROBE = Probe(gemm_size=1024, triad_elements=2**24, seconds_each=1.0, disk_bytes=0)
-BATCH_PARTS = (1, 2)  # accelerate's batches: the whole pile, or its half
+BATCH_PARTS = (1, 2, 4, 8)  # accelerate's batches: the whole pile, or a part of it
+ROOM_SHARES = (1.0, 0.8, 0.6)  # of what a batch leaves its map, where more of it is killed
 CHUNK_BYTES = 2**22
 SAME = 0.9  # of the answers; batches of other sizes may round a near tie the other way
 WALL = "seconds"
+READ = "bytes read from disk"
 FLOAT = "bf16"
 FORMATS = {"weight_dtype": FLOAT, "kv_cache_dtype": FLOAT}
 SHARES = ("weights_cpu", "weights_disk", "kv_cpu", "kv_disk", "activations_cpu")
@@ -59,16 +69,16 @@ class Effort:
     """How large the model, the pile and the cap are, and how many rounds are counted."""
 
     shape: DemoModel = SHAPE
-    cap_bytes: int = 1_000_000_000
-    num_prompts: int = 32
+    cap_bytes: int = 720_000_000  # of weights and the pile's cache a third, beside the process
+    num_prompts: int = 64
     input_tokens: int = 16
-    output_tokens: int = 6
+    output_tokens: int = 8
     rounds: int = 5
     probe: Probe = PROBE
 
 
 def ratios(effort: Effort = Effort()) -> Iterator[Ratio]:
-    """Yield the ratio of the seconds that both ways take for the same pile.
+    """Yield the ratios of the seconds and of the bytes read that the same pile takes both ways.
 
     Raises:
         NoMemoryCapError: nothing here could hold the cap.
@@ -82,12 +92,12 @@ def ratios(effort: Effort = Effort()) -> Iterator[Ratio]:
         policy = policy_of(request)
         _tell(f"policy: {policy.model_dump_json(exclude_defaults=True)}")
         order = _order(effort, folders[0])
-        size = _best_batch(effort, request, order)
+        size = best_batch(effort, request, order)
         theirs = order.model_copy(update=size)
         ours = _order(effort, folders[1]).model_copy(update={"policy": policy})
         with ExitStack() as stack:
             ways = [stack.enter_context(capped(each, effort.cap_bytes)) for each in (theirs, ours)]
-            yield in_turns(ways, effort)
+            yield from in_turns(ways, effort)
 
 
 def question(effort: Effort, device: JsonObject) -> EstimateRequest:
@@ -149,19 +159,43 @@ def rooms(effort: Effort, request: EstimateRequest) -> dict[int, int]:
     return found
 
 
-def _best_batch(effort: Effort, request: EstimateRequest, order: Order) -> dict[str, int]:
-    """Return the batch with which accelerate's map answers the pile soonest, by trying each."""
-    taken: dict[int, float] = {}
-    found = rooms(effort, request)
-    for size, room in found.items():
-        if room < _smallest(effort.shape):
-            continue
-        tried = order.model_copy(update={"batch_size": size, "memory_bytes": room})
-        with capped(tried, effort.cap_bytes) as way:
-            taken[size] = way.run()["seconds"]
-        _tell(f"map of {room} bytes, batches of {size}: {taken[size]:.1f} s")
-    best = min(taken, key=lambda size: taken[size])
-    return {"batch_size": best, "memory_bytes": found[best]}
+def best_batch(effort: Effort, request: EstimateRequest, order: Order) -> dict[str, int]:
+    """Return the batch with which accelerate's map answers the pile soonest, by trying each.
+
+    Raises:
+        RuntimeError: under this cap the map answers no batch at all.
+    """
+    taken: dict[float, dict[str, int]] = {}
+    for size, room in rooms(effort, request).items():
+        for share in ROOM_SHARES:
+            found = {"batch_size": size, "memory_bytes": int(share * room)}
+            if found["memory_bytes"] < _smallest(effort.shape):
+                break
+            tried = order.model_copy(update={**found, "num_prompts": size})
+            seconds = _tried(tried, effort)
+            if seconds is not None:
+                taken[seconds] = found
+                break
+    if not taken:
+        msg = f"accelerate's map answers nothing in {effort.cap_bytes} bytes; raise cap_bytes"
+        raise RuntimeError(msg)
+    return taken[min(taken)]
+
+
+def _tried(order: Order, effort: Effort) -> float | None:
+    """Return the seconds of the pile by those of one batch of it; nothing where it is killed.
+
+    The better of two runs: the first one also reads what stays.
+    """
+    told = f"map of {order.memory_bytes} bytes, batches of {order.batch_size}"
+    try:
+        with capped(order, effort.cap_bytes) as way:
+            seconds = min(way.run()["seconds"] for _ in range(2))
+    except WayEndedError as error:
+        _tell(f"{told}: {error}")
+        return None
+    _tell(f"{told}: {seconds:.1f} s for one of them")
+    return seconds * effort.num_prompts / order.batch_size
 
 
 def _smallest(shape: DemoModel) -> int:
@@ -171,23 +205,37 @@ def _smallest(shape: DemoModel) -> int:
     return DTYPE.itemsize * (around + 2 * layer)
 
 
-def in_turns(ways: Sequence[Way], effort: Effort) -> Ratio:
-    """Return the ratio of the ways' seconds, round by round; a first round is not counted."""
-    taken: list[list[float]] = [[] for _ in ways]
+def in_turns(ways: Sequence[Way], effort: Effort) -> Iterator[Ratio]:
+    """Yield the ratios of the ways' seconds and bytes, by rounds; a first one is not counted.
+
+    Raises:
+        RuntimeError: a way died, or the ways wrote different text.
+    """
+    taken: list[list[Answered]] = [[] for _ in ways]
     order = list(range(len(ways)))
     for number in range(effort.rounds + 1):
-        texts: list[list[str]] = [[] for _ in ways]
         for at in order if number % 2 else reversed(order):
             found = ways[at].run()
-            texts[at] = found["answers"]
+            taken[at].append(found)
             _tell(f"round {number}, way {at}: {found['seconds']:.2f} s, {_told(found)}")
-            if number:
-                taken[at].append(found["seconds"])
-        same = sum(map(str.__eq__, *texts)) / effort.num_prompts
-        if same < SAME:
-            msg = f"only {same:.0%} of the answers are the same; nothing is compared"
-            raise RuntimeError(msg)
-    return ratio_of(NAME, taken[0], taken[1])._replace(of=WALL)
+        _check_same([each[-1]["answers"] for each in taken], effort)
+    seconds = [[each["seconds"] for each in way[1:]] for way in taken]
+    yield ratio_of(NAME, seconds[0], seconds[1])._replace(of=WALL)
+    read = [[after - before for before, after in pairwise(_read(way))] for way in taken]
+    if all(map(min, read)):  # a cap that holds everything has nothing read
+        yield ratio_of(READ_NAME, read[0], read[1])._replace(of=READ)
+
+
+def _read(way: Sequence[Answered]) -> list[int]:
+    return [each["read_bytes"] for each in way]
+
+
+def _check_same(texts: Sequence[Sequence[str]], effort: Effort) -> None:
+    """Raise a RuntimeError unless nearly all of the answers are those of the other way."""
+    same = sum(map(str.__eq__, *texts)) / effort.num_prompts
+    if same < SAME:
+        msg = f"only {same:.0%} of the answers are the same; nothing is compared"
+        raise RuntimeError(msg)
 
 
 def _told(found: Answered) -> str:

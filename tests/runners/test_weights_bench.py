@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from runners import weights_bench
-from runners.compress_bench import SETTINGS, Row
+from runners.compress_bench import SETTINGS, attempt_of
 from runners.jobs.evaluation import evaluate, perplexity_ratio
 from runners.jobs.loading import fresh_model, ready
 from runners.jobs.memory import tensor_bytes
-from runners.weights_bench import NAMES, between, of_perplexity, of_rows
+from runners.weights_bench import BETTER, NAMES, of_perplexity, of_rows
 from tests.runners.jobs.harness import TINY_CONFIG
 
 
@@ -33,11 +33,20 @@ def test_its_ways_are_those_of_the_bench_of_compression():
     assert set(NAMES) <= set(SETTINGS)
 
 
-def test_two_intervals_bound_a_ratio_at_their_worst():
-    found = between("a / b", Row("a", judged(1.2, 1.1, 1.3)), Row("b", judged(1.05, 1.0, 1.1)))
+def test_two_ways_are_judged_on_the_same_windows_beside_each_other(monkeypatch, tmp_path):
+    asked = []
 
-    assert found.low == pytest.approx(1.0)
-    assert found.high == pytest.approx(1.3)
+    def answer(_folder, _attempt, spec):
+        asked.append(spec)
+        return judged(1.02, 1.01, 1.03)
+
+    monkeypatch.setattr(weights_bench, "run", answer)
+    found = list(weights_bench.compared(tmp_path))
+
+    assert [each.name for each in found] == list(BETTER)
+    assert {(each.low, each.high) for each in found} == {(1.01, 1.03)}
+    pairs = [(each.model.attempt_id, each.original.attempt_id) for each in asked]
+    assert pairs == [tuple(map(attempt_of, pair)) for pair in BETTER.values()]
 
 
 def test_an_evaluation_beside_its_original_is_a_ratio():
@@ -46,11 +55,10 @@ def test_an_evaluation_beside_its_original_is_a_ratio():
     assert (found.value, found.low, found.high, found.n) == (1.2, 1.1, 1.3, 256)
 
 
-def test_rows_give_bytes_and_perplexity():
+def test_rows_give_bytes():
     found = {each.name: each for each in of_rows(dict.fromkeys(NAMES, judged(1.2, 1.1, 1.3)))}
 
     assert found["bf16 / int8 matrices"].value == 2.0
-    assert found["round-to-nearest / GPTQ perplexity, 2 bit"].value == 1.0
 
 
 def test_what_codes_would_take_counts_before_what_tensors_take():

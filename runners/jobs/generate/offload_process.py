@@ -23,6 +23,13 @@ class Answered(TypedDict):
     figures: dict[str, float]
 
 
+class WayEndedError(RuntimeError):
+    """The process of a way died."""
+
+    def __init__(self, returncode: int) -> None:
+        super().__init__(f"a way of the bench ended with {returncode} (-9: the cap is too small)")
+
+
 class Way:
     """A process that answers the pile when it is asked to."""
 
@@ -33,7 +40,7 @@ class Way:
         """Return what answering the pile once measured.
 
         Raises:
-            RuntimeError: the process died.
+            WayEndedError: the process died.
         """
         self.tell("again")
         found: Answered = json.loads(self.hear())
@@ -45,13 +52,14 @@ class Way:
         self._out.flush()
 
     def hear(self) -> str:
-        """Return its next line."""
+        """Return its next line.
+
+        Raises:
+            WayEndedError: there is none: the process died.
+        """
         line = self._said.readline()
         if not line:
-            msg = (
-                f"a way of the bench ended with {self._process.wait()} (-9: the cap is too small)"
-            )
-            raise RuntimeError(msg)
+            raise WayEndedError(self._process.wait())
         return line
 
 
@@ -69,7 +77,7 @@ def capped(order: Order, cap_bytes: int) -> Iterator[Way]:
 
     Raises:
         NoMemoryCapError: nothing here could hold the cap.
-        RuntimeError: the process died.
+        WayEndedError: the process died.
     """
     forget(Path(order.folder))  # else pages that others paid for would be free for this one
     name = "policy" if order.policy else "map"

@@ -3,16 +3,18 @@
 import json
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
 from planner.api import estimate
 from runners.generate_options import PolicyOffload
-from runners.jobs.generate.offload_process import Way
+from runners.jobs import offload_bench
+from runners.jobs.generate.offload_process import Way, WayEndedError
 from runners.jobs.generate.offload_ways import DTYPE, Order, answers_of, prompts_of
 from runners.jobs.loading import demo_config, fresh_model
-from runners.jobs.offload_bench import Effort, in_turns, policy_of, question, rooms
+from runners.jobs.offload_bench import Effort, best_batch, in_turns, policy_of, question, rooms
 from runners.jobspec import DemoModel
 
 MB = 10**6
@@ -63,10 +65,20 @@ def test_accelerates_map_has_all_of_the_cap_that_its_batch_leaves():
 
     found = rooms(effort, request)
 
-    assert list(found) == [32, 16]
+    assert list(found) == [64, 32, 16, 8]
     assert sorted(found.values()) == list(found.values())
     held = estimate(request).memory.breakdown_bytes
-    assert found[32] + sum(held.values()) - held["weights"] == effort.cap_bytes
+    assert found[64] + sum(held.values()) - held["weights"] == effort.cap_bytes
+
+
+def test_under_the_cap_accelerate_reads_its_weights_for_each_of_several_batches():
+    effort = Effort()
+    request = question(effort, dict(MACHINE))
+
+    fitting = {size for size, room in rooms(effort, request).items() if room > 200 * MB}
+
+    assert max(fitting) <= effort.num_prompts // 4
+    assert policy_of(request).weights_disk < 1.0  # while ours reads them once for the whole pile
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +111,10 @@ def test_both_ways_write_the_same_and_only_ours_says_what_lay_where(orders):
 
 def way_of(*rounds):
     """A process that says prepared lines, one each time it is asked."""
-    lines = [json.dumps({**each, "processor_seconds": 1, "read_bytes": 1}) for each in rounds]
+    said = enumerate(rounds, start=1)
+    lines = [
+        json.dumps({"processor_seconds": 1, "read_bytes": at * MB, **each}) for at, each in said
+    ]
     code = f"import sys\nfor line in {lines!r}:\n  sys.stdin.readline(); print(line, flush=True)"
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -107,8 +122,8 @@ def way_of(*rounds):
     return Way(process, process.stdin, process.stdout)
 
 
-def answered(seconds, *answers):
-    return {"seconds": seconds, "answers": list(answers), "figures": {}}
+def answered(seconds, *answers, **more):
+    return {"seconds": seconds, "answers": list(answers), "figures": {}, **more}
 
 
 def test_the_first_round_of_each_way_is_not_counted():
@@ -116,18 +131,71 @@ def test_the_first_round_of_each_way_is_not_counted():
     theirs = way_of(*(answered(each, "a", "b") for each in (50.0, 8.0, 2.0)))
     ours = way_of(*(answered(each, "a", "b") for each in (0.1, 2.0, 2.0)))
 
-    found = in_turns([theirs, ours], effort)
+    found, read = in_turns([theirs, ours], effort)
 
     assert (found.value, found.n, found.of) == (pytest.approx(2.0), 2, "seconds")
+    assert (read.value, read.n, read.of) == (pytest.approx(1.0), 2, "bytes read from disk")
+
+
+def test_bytes_are_those_that_each_round_read_more():
+    effort = replace(TINY, num_prompts=1, rounds=2)
+    theirs = way_of(*(answered(1.0, "a", read_bytes=each) for each in (900, 1300, 1700)))
+    ours = way_of(*(answered(1.0, "a", read_bytes=each) for each in (500, 600, 700)))
+
+    _seconds, read = in_turns([theirs, ours], effort)
+
+    assert read.value == pytest.approx(4.0)
+
+
+def test_where_all_is_in_memory_no_bytes_are_compared():
+    effort = replace(TINY, num_prompts=1, rounds=1)
+    theirs = way_of(*(answered(1.0, "a", read_bytes=500) for _ in range(2)))
+
+    (found,) = in_turns([theirs, way_of(answered(1.0, "a"), answered(1.0, "a"))], effort)
+
+    assert found.of == "seconds"
 
 
 def test_ways_that_write_different_text_are_not_compared():
     effort = replace(TINY, num_prompts=2, rounds=1)
+    theirs, ours = way_of(answered(1.0, "a", "b")), way_of(answered(1.0, "a", "c"))
 
     with pytest.raises(RuntimeError, match="only 50% of the answers are the same"):
-        in_turns([way_of(answered(1.0, "a", "b")), way_of(answered(1.0, "a", "c"))], effort)
+        next(in_turns([theirs, ours], effort))
 
 
 def test_a_way_that_dies_is_told():
-    with pytest.raises(RuntimeError, match="a way of the bench ended with 0"):
+    with pytest.raises(WayEndedError, match="a way of the bench ended with 0"):
         way_of().run()
+
+
+class Tried:
+    """Stands for capped ways: what of a map's room kills it, and the seconds of one batch."""
+
+    def __init__(self, deadly_bytes, seconds):
+        self.deadly_bytes, self.seconds, self.orders = deadly_bytes, seconds, []
+
+    @contextmanager
+    def __call__(self, order, _cap_bytes):
+        self.orders.append(order)
+        rounds = [answered(self.seconds[order.batch_size], "a")] * 2
+        yield way_of(*([] if order.memory_bytes > self.deadly_bytes else rounds))
+
+
+def test_a_map_that_is_killed_is_given_less_and_the_soonest_batch_is_taken(monkeypatch, orders):
+    effort, tried = Effort(), Tried(180 * MB, {64: 20.0, 32: 9.0, 16: 4.0, 8: 3.0})
+    monkeypatch.setattr(offload_bench, "capped", tried)
+
+    found = best_batch(effort, question(effort, dict(MACHINE)), orders[1])
+
+    assert found["batch_size"] == 16  # 4 x 4 s beat 20 s, 2 x 9 s and 8 x 3 s
+    assert found["memory_bytes"] <= 180 * MB
+    assert all(each.num_prompts == each.batch_size for each in tried.orders)
+
+
+def test_a_cap_under_which_every_map_is_killed_is_told(monkeypatch, orders):
+    effort = Effort()
+    monkeypatch.setattr(offload_bench, "capped", Tried(0, dict.fromkeys((64, 32, 16, 8), 1.0)))
+
+    with pytest.raises(RuntimeError, match="map answers nothing in 720000000 bytes; raise cap"):
+        best_batch(effort, question(effort, dict(MACHINE)), orders[1])
