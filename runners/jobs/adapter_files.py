@@ -1,46 +1,33 @@
 """An adapter's folder in peft's format, read and held to the base that it is put on.
 
-Weights come from safetensors only. What this reader does not apply is refused by its name in
-adapter_config.json, so that no adapter ever answers otherwise than in peft.
+Weights come from safetensors only.
 """
 
 # mypy: disable-error-code="no-untyped-call"
 # safetensors has no types.
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from runners.jobs.adapters import BASE_KEY, CONFIG_NAME, WEIGHTS_NAME, weights_digest
+from runners.jobs.adapter_config import (
+    BASE_KEY,
+    CONFIG_NAME,
+    SIDES,
+    WEIGHTS_NAME,
+    place_of,
+    refuse,
+    scale_of,
+)
+from runners.jobs.adapters import weights_digest
 from runners.jobs.loading import stored_quantisation
 from runners.jobs.model_files import read_config
 from runners.jobs.model_folders import opened_model
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import ArtefactModel, FolderModel, ModelRef
-
-MAX_RANK = 1024
-PREFIX = "base_model.model."
-SIDES = {".lora_A.weight": 0, ".lora_B.weight": 1}
-# What changes an adapter's answer, and the values under which it does not.
-NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "bias": ("none",),
-    "use_dora": (None, False),
-    "lora_bias": (None, False),
-    "fan_in_fan_out": (None, False),
-    "use_qalora": (None, False),
-    "use_bdlora": (None, False),
-    "alora_invocation_tokens": (None,),
-    "alpha_pattern": (None, {}),
-    "layer_replication": (None,),
-    "modules_to_save": (None, []),
-    "target_parameters": (None, []),
-    "trainable_token_indices": (None,),
-}
 
 
 def opened_adapter(ref: FolderModel | ArtefactModel, host_dir: Path) -> Path:
@@ -86,7 +73,7 @@ def read_adapter(name: str, folder: Path, model: torch.nn.Module, digest: str | 
     Raises:
         BadInputError: it is another kind of adapter, of another base or shape, or not whole.
     """
-    scale = _scale(name, read_config(folder / CONFIG_NAME))
+    scale = scale_of(name, read_config(folder / CONFIG_NAME))
     tensors, base = _tensors(name, folder / WEIGHTS_NAME)
     if digest is not None and base not in {None, digest}:
         msg = (
@@ -96,35 +83,14 @@ def read_adapter(name: str, folder: Path, model: torch.nn.Module, digest: str | 
         raise BadInputError(msg)
     sides: dict[str, dict[int, torch.Tensor]] = {}
     for key, tensor in tensors.items():
-        module, side = _place(name, key)
+        module, side = place_of(name, key)
         sides.setdefault(module, {})[side] = tensor
     if not sides:
-        _refuse(name, "holds no matrix")
+        refuse(name, "holds no matrix")
     pairs = {module: _pair(name, module, own, model) for module, own in sides.items()}
     return Adapter(
         name, {module: Pair(each.down, each.up * scale) for module, each in pairs.items()}
     )
-
-
-def _scale(name: str, config: Mapping[str, Any]) -> float:
-    """Return alpha over rank.
-
-    Raises:
-        BadInputError: the config asks for what is not applied here.
-    """
-    if config.get("peft_type") != "LORA":
-        _refuse(name, f"is of peft_type {str(config.get('peft_type'))[:40]!r}, not LORA")
-    for field, neutral in NEUTRAL.items():
-        if config.get(field) not in neutral:
-            _refuse(name, f"has {field} {str(config[field])[:40]!r}, which is not applied here")
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    if not isinstance(rank, int) or not 1 <= rank <= MAX_RANK:
-        _refuse(name, f"has r {str(rank)[:40]!r}; 1 to {MAX_RANK} is possible")
-    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        _refuse(name, f"has lora_alpha {str(alpha)[:40]!r}, which is no number")
-    if config.get("rank_pattern") not in (None, {}):
-        _refuse(name, "has a rank_pattern, which is not applied here")
-    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
 def _tensors(name: str, path: Path) -> tuple[dict[str, torch.Tensor], str | None]:
@@ -134,41 +100,29 @@ def _tensors(name: str, path: Path) -> tuple[dict[str, torch.Tensor], str | None
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no dict
             base = (file.metadata() or {}).get(BASE_KEY)
     except SafetensorError as error:
-        _refuse(name, f"is cut off or no safetensors file ({str(error)[:120]}); copy it again")
+        refuse(name, f"is cut off or no safetensors file ({str(error)[:120]}); copy it again")
     for key, tensor in tensors.items():
         if not bool(tensor.isfinite().all()):
-            _refuse(name, f"has NaN or infinity in {key}; train it again")
+            refuse(name, f"has NaN or infinity in {key}; train it again")
     return tensors, base
-
-
-def _place(name: str, key: str) -> tuple[str, int]:
-    """Return the layer and the side, 0 for down and 1 for up, of a tensor's name."""
-    found = next((each for each in SIDES if key.endswith(each)), None)
-    if found is None or not key.startswith(PREFIX):
-        _refuse(name, f"holds {key[:120]}, which is no matrix of LoRA")
-    return key.removeprefix(PREFIX).removesuffix(found), SIDES[found]
 
 
 def _pair(name: str, module: str, own: Mapping[int, torch.Tensor], model: torch.nn.Module) -> Pair:
     try:
         linear = model.get_submodule(module)
     except AttributeError:
-        _refuse(name, f"changes {module[:120]}, which this base does not have")
+        refuse(name, f"changes {module[:120]}, which this base does not have")
     inputs, outputs = getattr(linear, "in_features", None), getattr(linear, "out_features", None)
     if linear is getattr(model, "lm_head", None):
-        _refuse(name, f"changes {module}, the output layer, which is not applied here")
+        refuse(name, f"changes {module}, the output layer, which is not applied here")
     if len(own) != len(SIDES):
-        _refuse(name, f"holds one of two matrices of {module}")
+        refuse(name, f"holds one of two matrices of {module}")
     down, up = own[0], own[1]
     rank = down.shape[0]
     if list(down.shape) != [rank, inputs] or list(up.shape) != [outputs, rank]:
-        _refuse(
+        refuse(
             name,
             f"has matrices {list(down.shape)} and {list(up.shape)} for {module}, which has "
             f"{inputs} inputs and {outputs} outputs in this base",
         )
     return Pair(down, up)
-
-
-def _refuse(name: str, what: str) -> NoReturn:
-    raise BadInputError(f"adapter {name} {what}")

@@ -19,13 +19,11 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from runners.adapter_options import LoraOptions
+from runners.jobs.adapter_config import BASE_KEY, WEIGHTS_NAME
 from runners.jobs.memory import tensor_bytes
 from runners.jobs.runtime import BadInputError
 from runners.jobspec import ArtefactModel, FolderModel
 
-WEIGHTS_NAME = "adapter_model.safetensors"
-CONFIG_NAME = "adapter_config.json"
-BASE_KEY = "base_sha256"  # in the file's own metadata, where peft leaves it alone
 SAMPLE_BYTES = 4096
 SAMPLES = 64  # of each file: weights of another training differ everywhere
 

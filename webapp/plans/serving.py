@@ -10,7 +10,7 @@ from runners.engines import ENGINES
 from runners.jobspec import ArtefactModel, ModelRef, NamedAdapter, ServeSpec
 from webapp.accounts.models import Team
 from webapp.core.problems import InvalidProblem
-from webapp.jobs.models import Artefact
+from webapp.jobs.models import Artefact, Attempt
 
 Draft = dict[str, Any]
 ROOM_TOKENS = 4096  # a request may be so long, even where the plan's are shorter
@@ -37,10 +37,6 @@ def endpoint_wish_of(posted: Mapping[str, str], key_hashes: tuple[str, ...]) -> 
     """
     engine = _engine_of(posted.get("engine", "slipway"))
     text, has_adapters = posted.get("idle", "").strip(), posted.get("adapters") == "yes"
-    if has_adapters and engine == "llamacpp":
-        raise InvalidProblem(
-            "engine", "llama.cpp serves no adapters here; choose Slipway's own engine for them."
-        )
     if not text:
         return EndpointWish(key_hashes, has_adapters=has_adapters, engine=engine)
     try:
@@ -57,13 +53,17 @@ def endpoint_wish_of(posted: Mapping[str, str], key_hashes: tuple[str, ...]) -> 
 
 
 def adapters_of(team: Team, model: ModelRef) -> tuple[NamedAdapter, ...]:
-    """Return the adapters that the team's jobs trained on a model, the newest first."""
-    if not isinstance(model, ArtefactModel):
+    """Return the adapters that the team's jobs trained on a model, the newest first.
+
+    A GGUF file has those of the model that it was made of: llama.cpp puts them on it.
+    """
+    base = _base_of(team, model)
+    if base is None:
         return ()
     found = Artefact.objects.filter(
-        kind="adapter", attempt__job__team=team, facts__base__attempt_id=model.attempt_id
+        kind="adapter", attempt__job__team=team, facts__base__attempt_id=base.attempt_id
     ).order_by("-created_at")
-    fitting = [each for each in found.select_related("attempt__job") if _is_of(each, model)]
+    fitting = [each for each in found.select_related("attempt__job") if _is_of(each, base)]
     return tuple(
         NamedAdapter(
             name=_adapter_name(each),
@@ -71,6 +71,18 @@ def adapters_of(team: Team, model: ModelRef) -> tuple[NamedAdapter, ...]:
         )
         for each in fitting[:MOST_ADAPTERS]
     )
+
+
+def _base_of(team: Team, model: ModelRef) -> ArtefactModel | None:
+    """Return the model on which adapters were trained: of a GGUF file the one it came from."""
+    if not isinstance(model, ArtefactModel):
+        return None
+    made = Attempt.objects.filter(pk=model.attempt_id, job__team=team, job__kind="compress")
+    spec = made.values_list("job__spec", flat=True).first()
+    if spec is None or spec.get("method") != "gguf":
+        return model
+    source = spec["model"]
+    return ArtefactModel.model_validate(source) if source["source"] == "artefact" else None
 
 
 def _is_of(adapter: Artefact, model: ArtefactModel) -> bool:

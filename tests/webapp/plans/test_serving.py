@@ -9,7 +9,7 @@ from planner.specs.strategy import Strategy
 from runners.endpoint_spec import ON_GPUS, key_hash
 from runners.engines import ENGINES
 from runners.facts import GpuFacts
-from runners.jobspec import ArtefactModel, ServeSpec
+from runners.jobspec import ArtefactModel, CompressSpec, ServeSpec
 from runners.jobspec.engine import LEAST_MEMORY_RATIO, MOST_MEMORY_RATIO
 from tests.webapp.conftest import client_of
 from tests.webapp.plans.conftest import with_model
@@ -315,6 +315,26 @@ def test_what_an_engine_is_not_started_with_is_refused_by_name(gpu_plan, strateg
         options_of(changed)
 
 
-def test_llama_cpp_with_adapters_is_refused_by_name():
-    with pytest.raises(InvalidProblem, match=r"llama\.cpp serves no adapters here"):
-        endpoint_wish_of({"engine": "llamacpp", "adapters": "yes"}, ())
+@pytest.fixture
+def gguf(plan, adapter, host, alice):
+    """A GGUF file that the team's own job made of the model on which the adapter was trained."""
+    job = plan_launch(plan=plan, by=alice)
+    spec = CompressSpec(model=TRAINED, method="gguf").model_dump(mode="json")
+    Job.objects.filter(pk=job.pk).update(kind="compress", spec=spec)
+    return ArtefactModel(attempt_id=Attempt.objects.create(job=job, host=host, number=2).pk)
+
+
+def test_a_gguf_file_has_the_adapters_of_the_model_that_it_was_made_of(plan, adapter, gguf):
+    (found,) = adapters_of(plan.team, gguf)
+
+    assert found.adapter.attempt_id == adapter.attempt_id
+    assert adapters_of(Team.objects.create(name="else"), gguf) == ()
+    wish = endpoint_wish_of({"engine": "llamacpp", "adapters": "yes"}, ())
+    assert (wish.engine, wish.has_adapters) == ("llamacpp", True)
+
+
+def test_another_compressed_model_has_only_adapters_of_its_own(plan, gguf):
+    spec = CompressSpec(model=TRAINED, method="gptq").model_dump(mode="json")
+    Job.objects.filter(kind="compress").update(spec=spec)
+
+    assert adapters_of(plan.team, gguf) == ()

@@ -5,13 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from runners.endpoint_spec import NO_ADAPTER
 from runners.jobs.serve.contract import Choice, FinishReason, Pending, Piece, Sampling, Told, Wish
 
 Event = Mapping[str, Any]
 
 
-def asked_of(wish: Wish) -> dict[str, Any]:
-    """Return the body for llama.cpp's ``/completion``: no sampler of its own beside ours."""
+def asked_of(wish: Wish, *, has_adapters: bool) -> dict[str, Any]:
+    """Return the body for llama.cpp's ``/completion``: no sampler of its own beside ours.
+
+    An adapter that is not named has no effect; where there are some, something is to be named.
+    """
     sampling = wish.sampling
     body: dict[str, Any] = {
         "prompt": list(wish.prompt),
@@ -28,6 +32,9 @@ def asked_of(wish: Wish) -> dict[str, Any]:
         "repeat_penalty": 1.0,
         "n_probs": _num_told(sampling),
     }
+    if has_adapters:
+        is_base = wish.adapter == NO_ADAPTER
+        body["lora"] = [{"id": max(0, wish.adapter), "scale": 0.0 if is_base else 1.0}]
     return body if sampling.seed is None else {**body, "seed": sampling.seed % 2**32}
 
 

@@ -7,11 +7,14 @@ from typing import Any
 
 import httpx
 
+from runners.jobs.adapter_config import CONFIG_NAME, WEIGHTS_NAME
+from runners.jobs.model_folders import opened_model
 from runners.jobs.runtime import BadInputError, Job, MissingModelError
 from runners.jobs.serve.contract import Limits, TemplateRefusedError, Wish
 from runners.jobs.serve.endpoint import Took, serve
 from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.lengths import check_room, longest_request
+from runners.jobs.serve.llamacpp.adapters import write_adapter
 from runners.jobs.serve.llamacpp.answers import Answer
 from runners.jobs.serve.llamacpp.process import EngineProcess, Shape
 from runners.jobs.serve.llamacpp.writer import LlamaWriter
@@ -102,19 +105,20 @@ class LlamaBackend:
         """Return the model, ready to be asked.
 
         Raises:
-            BadInputError: it cannot be served, or not as asked.
+            BadInputError: it cannot be served, or not as asked, or an adapter does not fit.
             MissingModelError: there is no such file.
         """
-        if spec.adapters:
-            msg = "llama.cpp serves no adapters here; choose the engine slipway, or merge them"
-            raise BadInputError(msg)
         path = gguf_of(job, spec.model)
         longest = _longest(path.parent, spec)
         slots = _slots(spec, longest)
-        process = EngineProcess(Shape(path, slots, longest))
+        adapters = adapters_of(job, spec, path.parent)
+        process = EngineProcess(Shape(path, slots, longest, adapters))
         process.start()
         self._lives.append(process)
-        job.emitter.metric({"held_weights_bytes": float(path.stat().st_size)})
+        held = {"held_weights_bytes": float(path.stat().st_size)}
+        if adapters:
+            held["held_adapters_bytes"] = float(sum(each.stat().st_size for each in adapters))
+        job.emitter.metric(held)
         said = _what_it_says(process)
         found = min(longest, int(said["n_ctx"]) or longest)
         limits = Limits(slots, spec.queue_limit, found, frozenset())
@@ -156,6 +160,21 @@ def gguf_of(job: Job, model: ModelRef) -> Path:
         msg = f"{found[0]} leads out of its folder; put the file itself there"
         raise MissingModelError(msg)
     return found[0]
+
+
+def adapters_of(job: Job, spec: ServeSpec, folder: Path) -> tuple[Path, ...]:
+    """Return an endpoint's adapters as files for llama.cpp, written anew for the model's folder.
+
+    Raises:
+        BadInputError: one is damaged, of another kind, or of another shape of model.
+        MissingModelError: one is not there.
+    """
+    config, found = _document(folder / "config.json"), []
+    for number, each in enumerate(spec.adapters):
+        source = opened_model(each.adapter, job.host_dir, (CONFIG_NAME, WEIGHTS_NAME))
+        found.append(job.scratch_dir() / f"adapter-{number}.gguf")
+        write_adapter(each.name, source, config, found[-1])
+    return tuple(found)
 
 
 def _longest(folder: Path, spec: ServeSpec) -> int:

@@ -26,6 +26,9 @@ def main() -> None:
     params.n_parallel = wish["slots"]
     params.n_ctx = wish["context_tokens"]  # of all slots together
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = wish["threads"]
+    params.lora_adapters = [  # of no effect but where a request names one
+        xllamacpp.CommonAdapterLoraInfo(each, 0.0) for each in wish["adapters"]
+    ]
     params.fit_params = False
     params.ui = False
     server = xllamacpp.Server(params)

@@ -16,7 +16,10 @@ from runners.jobs.serve.process import OwnProcess
 LISTENING = "LISTENING "  # begins the line that says where
 START_SECONDS = 600.0  # a large file from a slow disk
 LOOK_SECONDS = 0.05
-_REFUSALS = ("error loading model", "failed to load model", "invalid magic", "unknown model")
+_REFUSALS = (
+    "error loading model", "failed to load model", "invalid magic", "unknown model",
+    "failed to apply lora adapter", "failed to load lora adapter",
+)  # fmt: skip
 
 
 class Shape(NamedTuple):
@@ -25,6 +28,7 @@ class Shape(NamedTuple):
     path: Path
     slots: int  # answered together
     tokens_per_slot: int
+    adapters: tuple[Path, ...] = ()  # GGUF files, by their number
 
 
 class EngineProcess(OwnProcess):
@@ -36,6 +40,11 @@ class EngineProcess(OwnProcess):
         self._shape = shape
         child = [sys.executable, "-m", "runners.jobs.serve.llamacpp.child"]
         super().__init__("llama.cpp", child)
+
+    @property
+    def has_adapters(self) -> bool:
+        """Return whether requests may name adapters."""
+        return bool(self._shape.adapters)
 
     def start(self) -> None:
         """Hand it its wish and wait until it listens.
@@ -49,6 +58,7 @@ class EngineProcess(OwnProcess):
             "key": self.key,
             "slots": self._shape.slots,
             "context_tokens": self._shape.slots * self._shape.tokens_per_slot,
+            "adapters": [str(each) for each in self._shape.adapters],
             "threads": num_threads(),
             "parent": os.getpid(),
         }

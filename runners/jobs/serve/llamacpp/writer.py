@@ -110,7 +110,8 @@ class LlamaWriter(OwnWriter):
             self._leave(answer)
 
     async def _events(self, wish: Wish) -> AsyncIterator[Event]:
-        async with self.client.stream("POST", "/completion", json=asked_of(wish)) as response:
+        body = asked_of(wish, has_adapters=self.process.has_adapters)
+        async with self.client.stream("POST", "/completion", json=body) as response:
             response.raise_for_status()
             async for line in response.aiter_lines():
                 if line.startswith(DATA):

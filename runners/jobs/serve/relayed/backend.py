@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from runners.jobs.adapter_config import CONFIG_NAME, WEIGHTS_NAME
 from runners.jobs.model_files import read_config
 from runners.jobs.model_folders import opened_model
 from runners.jobs.runtime import BadInputError, Job
@@ -17,7 +18,7 @@ from runners.jobs.serve.relayed.relay import RelayReady, ready_of
 from runners.jobs.serve.relayed.scrape import MetricNames
 from runners.jobspec import ArtefactModel, FolderModel, ServeSpec
 
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+ADAPTER_FILES = (CONFIG_NAME, WEIGHTS_NAME)
 
 
 class Placed(NamedTuple):
