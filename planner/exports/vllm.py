@@ -17,6 +17,11 @@ QUANTIZATION = {
 }
 NAMED = {"awq": "awq_marlin", "gptq": "gptq_marlin", "nvfp4": "modelopt_fp4"}
 LOADS_ANY_CHECKPOINT = frozenset({"fp8", "nf4"})
+# bitsandbytes left vLLM with 0.28: vllm-project/vllm, pull request 43529, merged before 2026-08.
+OWN_NF4 = (
+    "nf4 through bitsandbytes is vLLM's own up to 0.27; from 0.28 on install the package "
+    "vllm-bnb-plugin beside it, in its image too, or pin int4 or fp8 instead"
+)
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
@@ -131,6 +136,8 @@ def vllm_notes(case: ExportCase) -> Notes:
     weight = case.strategy.weight_dtype or "bf16"
     if needs_checkpoint(case) and weight not in LOADS_ANY_CHECKPOINT:
         notes.append(f"the model must name a checkpoint that is stored in {weight}")
+    if QUANTIZATION.get(weight) == "bitsandbytes":
+        notes.append(OWN_NF4)
     if case.nodes > 1:
         notes.append("run it on every node, NODE_RANK counting from 0; MASTER_ADDR is the first")
         if case.size("data") > 1 and not replicas_per_node(case):

@@ -29,6 +29,18 @@ def test_a_size_is_in_the_file_or_in_the_notes(key, axis, size):
     assert in_notes != in_file
 
 
+@pytest.mark.parametrize("key", ["vllm", "kubernetes", "compose"])
+def test_nf4_names_the_plugin_that_newer_versions_of_vllm_need_for_it(key):
+    said = notes(key, made(engine="vllm", weight_dtype="nf4"))
+
+    assert "up to 0.27; from 0.28 on install the package vllm-bnb-plugin" in said
+    assert "vllm-bnb-plugin" not in notes(key, made(engine="vllm", weight_dtype="fp8"))
+
+
+def test_another_server_needs_no_plugin_of_vllms_for_nf4():
+    assert "vllm-bnb-plugin" not in notes("sglang", made(engine="sglang", weight_dtype="nf4"))
+
+
 @pytest.mark.parametrize("key", ["vllm", "sglang"])
 def test_a_context_that_is_split_is_said_to_be_left_out(key):
     assert "context" in notes(key, made(context_parallel_size=2))
