@@ -42,7 +42,8 @@ def compared(folder: Path) -> Iterator[Ratio]:
     Window by window: two intervals against the original, each at its worst, would hide it.
     """
     for title, (worse, better) in BETTER.items():
-        yield of_perplexity(title, _against(folder, *map(attempt_of, (worse, better))))
+        found = _against(folder, attempt_of(worse), attempt_of(better))
+        yield of_perplexity(title, found)
 
 
 def _against(
