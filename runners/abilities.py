@@ -87,6 +87,12 @@ ABILITIES: dict[str, Ability] = {
         "torch",
         f"{_EQUALITY}::test_each_rank_holds_the_bytes_that_the_planner_counts_for_zero",
     ),
+    "automatic_parallelism": Ability(
+        "train",
+        OWN,
+        "tests/webapp/core/test_layouts_bench.py::"
+        "test_what_the_planner_chooses_is_one_of_the_layouts_that_run",
+    ),
     "gradient_compression": Ability(
         "train",
         "torch",

@@ -86,3 +86,23 @@ def all_to_all_seconds(
     """Return the seconds of dispatching tokens to experts and combining their answers."""
     volume = 2 * (ranks - 1) / ranks * payload_bytes
     return where(ranks > 1, count * (volume / link_bytes_per_s + latency_s), 0.0)
+
+
+@equation(
+    "t = c · (n-1)/n · S/B + k · l for n > 1",
+    unit="s",
+    symbols={**SYMBOLS, "ring_passes": "c", "starts": "k"},
+    source=RING,
+)
+def ring_seconds(
+    *,
+    payload_bytes: Quantity,
+    ranks: Quantity,
+    link_bytes_per_s: Quantity,
+    latency_s: Quantity,
+    ring_passes: Quantity,
+    starts: Quantity,
+) -> Quantity:
+    """Return the seconds of ``ring_passes`` round a ring, in ``starts`` collectives."""
+    volume = ring_passes * (ranks - 1) / ranks * payload_bytes
+    return where(ranks > 1, volume / link_bytes_per_s + starts * latency_s, 0.0)

@@ -3,7 +3,7 @@
 Every rate is in bytes or FLOP per second and per direction; every peak is dense.
 """
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import (
     Field,
@@ -127,6 +127,11 @@ class ClusterSpec(SparseSpec):
     ``other_nodes`` come after these, each group with a device of its own: pipeline stages are
     dealt to the nodes in this order. ``grid_gco2_per_kwh`` and
     ``electricity_usd_per_kwh`` are those of the place, where known.
+
+    ``collective_latency_seconds`` is what an exchange among a node's devices was measured to take
+    beside its bytes, ``hand_over_latency_seconds`` the same of one message; with them the
+    bandwidth within a node is a measured one too. ``ranks_per_core``: how many ranks of one
+    processor share each of its cores, so that one that waits leaves it to another.
     """
 
     device: str | DeviceSpec
@@ -136,6 +141,9 @@ class ClusterSpec(SparseSpec):
     other_nodes: tuple[NodeGroup, ...] = ()
     intra_node_bandwidth_bytes_per_second: PositiveFloat | None = None
     inter_node_bandwidth_bytes_per_second: PositiveFloat | None = None
+    collective_latency_seconds: NonNegativeFloat | None = None
+    hand_over_latency_seconds: NonNegativeFloat | None = None
+    ranks_per_core: PositiveFloat | None = None
     host_memory_bytes: PositiveInt | None = None
     host_memory_bandwidth_bytes_per_second: PositiveFloat | None = None
     host_to_device_bandwidth_bytes_per_second: PositiveFloat | None = None
@@ -167,3 +175,32 @@ class ClusterSpec(SparseSpec):
         """Return how many devices there are in all."""
         others = sum(group.num_devices for group in self.other_nodes)
         return self.devices_per_node * self.nodes + others
+
+    def as_ranks_of_cpu(self, ranks: int, cores: int) -> Self:
+        """Return the one processor as so many ranks that share its cores and its memory.
+
+        Each has its part of every rate and of the memory; where more ranks than cores take
+        turns, issuing an operator takes as many times longer. Assumes a processor whose rates
+        are given, not only named.
+
+        Raises:
+            ValueError: the device is only named, is no processor, or there are several.
+        """
+        device = self.device
+        if not isinstance(device, DeviceSpec) or device.kind != "cpu" or self.num_devices != 1:
+            raise ValueError(f"{device} is not one measured processor: only that is shared")
+        crowd = max(1.0, ranks / cores)
+        issue = device.op_overhead_seconds
+        shared = device.model_copy(
+            update={
+                "memory_bytes": device.memory_bytes // ranks,
+                "memory_bandwidth_bytes_per_second": device.memory_bandwidth_bytes_per_second
+                / ranks,
+                "peak_flops_per_second": {
+                    dtype: rate / ranks for dtype, rate in device.peak_flops_per_second.items()
+                },
+                "op_overhead_seconds": None if issue is None else issue * crowd,
+            }
+        )
+        fields = {"device": shared, "devices_per_node": ranks, "ranks_per_core": crowd}
+        return self.model_copy(update=fields)

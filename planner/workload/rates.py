@@ -28,6 +28,7 @@ class Rates:
     link_bytes_per_s: float
     inter_node_bytes_per_s: float
     latency_s: float
+    hop_latency_s: float
     op_overhead_s: float
 
 
@@ -63,6 +64,11 @@ def rates_for(
     )
     inter = cluster.inter_node_bandwidth_bytes_per_second or DEFAULT_INTER_NODE_BYTES_PER_S
     overhead = device.op_overhead_seconds
+    # Measured links are what exchanges reached, not what a vendor promises.
+    measured = cluster.collective_latency_seconds
+    inside = 1.0 if measured is not None else engine.link_efficiency
+    latency = engine.collective_latency_s if measured is None else measured
+    hop = cluster.hand_over_latency_seconds
     return Rates(
         peak_flops_per_s=peak,
         compute_efficiency=efficiency,
@@ -72,8 +78,9 @@ def rates_for(
         weight_efficiency=weight_efficiency,
         stream_efficiency=stream_efficiency,
         kv_efficiency=kv_efficiency,
-        link_bytes_per_s=intra * engine.link_efficiency,
+        link_bytes_per_s=intra * inside,
         inter_node_bytes_per_s=inter * engine.link_efficiency,
-        latency_s=engine.collective_latency_s,
+        latency_s=latency,
+        hop_latency_s=latency if hop is None else hop,
         op_overhead_s=engine.op_overhead_s if overhead is None else overhead,
     )

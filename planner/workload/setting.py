@@ -86,6 +86,11 @@ class Setting:
         return self.device.provenance == "measured"
 
     @property
+    def on_shared_processor(self) -> bool:
+        """Return whether our own runner's ranks share the cores of one processor."""
+        return self.cluster.ranks_per_core is not None and self.engine.role == "runner"
+
+    @property
     def weight_dtype(self) -> Dtype:
         """Return the dtype in which the linear weights are stored."""
         return self.strategy.weight_dtype or "bf16"

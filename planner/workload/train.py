@@ -93,7 +93,7 @@ def at_pace(
         step_seconds,
         setting.line(GROUP, "Training step", key="step"),
         micro_batches=count,
-        stages=step.pace.even_stages,
+        stages=step.waiting_stages,
         micro_batch_s=micro.total_s,
         exposed_s=exposed,
         update_s=update,
@@ -120,7 +120,7 @@ def at_pace(
             samples_per_second=workload.global_batch_size / seconds,
             model_flops_per_second_per_device=per_device,
             mfu=per_device / step.rates.peak_flops_per_s,
-            bubble_ratio=(layout.pipeline - 1) / chunks * micro.total_s * step.evenness / seconds,
+            bubble_ratio=step.idle_stages / chunks * micro.total_s * step.evenness / seconds,
             communication_ratio=by_class["communication"] / seconds,
             duration_seconds=workload.tokens / tokens * seconds if workload.tokens else None,
         ),
@@ -154,8 +154,37 @@ class _Step:
         return work / self.setting.layout.pipeline
 
     @property
+    def _crowd(self) -> float:
+        """Return how many ranks take turns on a core; a rank that waits leaves it to another."""
+        return self.setting.cluster.ranks_per_core or 1.0
+
+    @property
+    def waiting_stages(self) -> float:
+        """Return the stages that a pipeline fills and drains, at the pace of a micro-batch.
+
+        Of ranks that take turns, only as many as there are cores leave one idle, and those that
+        work meanwhile have a core each.
+        """
+        return 1 + maximum(0.0, self.pace.even_stages / self._crowd - 1) / self._crowd
+
+    @property
+    def idle_stages(self) -> float:
+        """Return how many stages' time the fill and drain leave idle, evenly split."""
+        return maximum(0.0, self.setting.layout.pipeline / self._crowd - 1) / self._crowd
+
+    @property
+    def _unevenness_hidden(self) -> float:
+        """Return the share of the busiest stage's time that its ranks' core is taken for.
+
+        Where ranks take turns, a busy stage works on while the others have nothing to do.
+        """
+        return maximum(self.evenness, 1 / self._crowd)
+
+    @property
     def bubble_chunks(self) -> float:
         """Return by what the schedule divides the pipeline's bubble."""
+        if self.setting.on_shared_processor:
+            return 1.0  # what other schedules would fill a bubble with has the cores anyway
         if self.setting.strategy.pipeline_schedule != "zero_bubble":
             return self.setting.layout.chunks
         weight_passes = self.kernels.passes - ADAPTER_PASSES
@@ -167,6 +196,8 @@ class _Step:
         products, attention = kernels.products(), kernels.attention_flops()
         memory = kernels.elementwise() + kernels.operands() + kernels.scores() + kernels.casts()
         compute = products.seconds + attention.seconds
+        if self.setting.on_shared_processor:
+            compute, memory = (each * self._unevenness_hidden for each in (compute, memory))
         return _MicroBatch(
             compute,
             memory,

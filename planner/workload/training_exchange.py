@@ -16,6 +16,7 @@ from planner.specs.base import OperatorClass
 from planner.workload.operators import link_for
 from planner.workload.rates import Rates
 from planner.workload.setting import Setting
+from planner.workload.shared_memory import copies_seconds
 
 GROUP = "train_step"
 # All-reduces of tensor parallelism per block: one forward and one backward.
@@ -153,13 +154,17 @@ class Exchange:
             payload_bytes=payload_bytes,
             ranks=2,
             link_bytes_per_s=link_for(setting, self.rates, layout.tensor * layout.pipeline),
-            latency_s=self.rates.latency_s,
+            latency_s=self.rates.hop_latency_s,
             count=2 * layout.chunks,
         )
 
     def step(self, dense: Shards, experts: Shards, window_s: float) -> float:
         """Cost the exchange of gradients and shards that ``window_s`` of work does not hide."""
         layout = self.setting.layout
+        if self.setting.on_shared_processor:
+            line = step_line(self.setting, "Exchange between copies", "exchange", "communication")
+            shared = dense.gradient_bytes + experts.gradient_bytes
+            return copies_seconds(self.setting, self.rates, self.ledger, line, shared)
         # Without replicas of shards the group spans all ranks, stage by stage.
         span = where(layout.shard > 0, layout.tensor * layout.shard_ranks, layout.devices)
         stride = layout.tensor * layout.context

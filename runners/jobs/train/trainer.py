@@ -115,7 +115,7 @@ class Trainer:
                 self.checkpoint()
                 return False
             began = time.monotonic()
-            values = self._step()
+            values = self.make_step()
             if not self.step_seconds:
                 self.ranks.settle(self.spec.parallel)
             self._after_step(values, began)
@@ -140,7 +140,8 @@ class Trainer:
         self.layout.save(self.job.checkpoint_dir, self.optimizer, self.state)
         self._last_checkpoint_at = time.monotonic()
 
-    def _step(self) -> dict[str, float]:
+    def make_step(self) -> dict[str, float]:
+        """Make one step of the optimiser on its micro-batches, and return what is said of it."""
         rate = self.spec.learning_rate * learning_rate_ratio(self.pace.fraction(self.state))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -177,10 +178,11 @@ class Trainer:
             mine = self.layout.gradients(batches)
         if not self.step_seconds:  # told in this order: the next allocation may be one too many
             activations = {} if live is None else {"activations": live.peak}
-            self.tell_held(gradients=self._gradients_held(), **activations)
+            self.tell_held(gradients=self.gradients_held(), **activations)
         return mine
 
-    def _gradients_held(self) -> int:
+    def gradients_held(self) -> int:
+        """Return the bytes of the gradients that are held, or were at most by a fused update."""
         if isinstance(self.optimizer, FusedUpdate):
             return self.optimizer.peak_gradient_bytes
         return self.layout.gradient_bytes()

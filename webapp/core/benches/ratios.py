@@ -179,6 +179,16 @@ PROOFS: dict[str, tuple[Proof, ...]] = {
             _FITTING,
         ),
     ),
+    "automatic_parallelism": tuple(
+        Proof(
+            f"fastest other layout / planner's first choice, {model} model",
+            "the searched plan takes at most 5 % longer than the fastest of all others",
+            "tests/runners/jobs/test_layouts_bench.py::"
+            "test_the_regret_is_against_the_fastest_other_of_all_rounds",
+            floor=0.95,
+        )
+        for model in ("wide", "deep")
+    ),
     "swapadvisor": (
         Proof("kept / swapped activations", "what waits on disk is not in memory", _FITTING),
     ),

@@ -70,7 +70,7 @@ class Divided:
         self._axes = Axes(options, ranks, device.type)
         self._config = copy.deepcopy(model.config)
         self._generation = getattr(model, "generation_config", None)
-        self._stages = self._own_stages(model)
+        self.stages = self._own_stages(model)
         if (group := self._axes.context) is not None:
             share_sequences(model, options.context_method, group)
         boxes = self._divide()
@@ -85,7 +85,7 @@ class Divided:
 
     def begin(self) -> None:
         """Have the stages train: the ranks have met when the model was divided."""
-        for stage in self._stages:
+        for stage in self.stages:
             stage.train()
 
     def share(self, count: int) -> range:
@@ -239,7 +239,7 @@ class Divided:
         """Divide the stages' matrices and experts; return the boxes of what is left here."""
         found: list[Box] = []
         mesh, options = self._axes.mesh["tensor"], self._options
-        for stage in self._stages:
+        for stage in self.stages:
             boxes: dict[str, Box] = {}
             if isinstance(stage, EncoderStage):
                 found += [own_box(name, weight) for name, weight in stage.named_parameters()]
@@ -256,8 +256,8 @@ class Divided:
     def _made_states(self, boxes: Sequence[Box]) -> States:
         stage = self._options.zero_stage
         if stage == SHARDED_WEIGHTS:
-            return ShardedWeights(self._stages, boxes, self._axes)
-        named = {name: each for one in self._stages for name, each in one.named_parameters()}
+            return ShardedWeights(self.stages, boxes, self._axes)
+        named = {name: each for one in self.stages for name, each in one.named_parameters()}
         weights = [Weight(named[box.name], box, self._group_of(box)) for box in boxes]
         if stage == SHARDED_GRADIENTS:
             return ShardedGradients(weights, self._axes)
@@ -271,7 +271,7 @@ class Divided:
         if self._options.num_stages == 1:
             return None
         group = self._axes.along("pipeline")
-        stages = [each for each in self._stages if isinstance(each, Stage)]
+        stages = [each for each in self.stages if isinstance(each, Stage)]
         return Pipeline(stages, self._options, group, self._device)
 
     def _placed(self, batch: Batch) -> Sequences | Marked:
@@ -297,7 +297,7 @@ class Divided:
                 pieces = [each for each in batches if isinstance(each, Sequences)]
                 return self._pipeline.run(pieces, scale)
             for batch in batches:
-                logits = self._stages[0](batch.input_ids, **batch.places)
+                logits = self.stages[0](batch.input_ids, **batch.places)
                 loss = summed_loss(logits, batch.labels)
                 torch.autograd.backward(loss * scale)
                 found += float(loss.detach())

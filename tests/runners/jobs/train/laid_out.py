@@ -237,7 +237,7 @@ def run_case(
 
 def _is_training(trainer: Seen) -> bool:
     """Tell whether the layers run as a training's: in evaluation none is computed again."""
-    parts = getattr(trainer.layout, "_stages", [trainer.model])
+    parts = getattr(trainer.layout, "stages", [trainer.model])
     return all(each.training for part in parts for each in part.modules())
 
 

@@ -22,7 +22,7 @@ from planner.specs.estimate import EstimateRequest
 from planner.specs.plan import PlanRequest
 from runners import weights_bench
 from runners.ratios import KeptRatio, Ratio
-from webapp.core.benches import compression, crowd, site
+from webapp.core.benches import compression, crowd, layout_page, layouts, site
 from webapp.core.benches.ratios import keep
 from webapp.core.peers.bench import Answer, answers, rows
 
@@ -162,6 +162,19 @@ def compress(*, is_kept: bool = False) -> Iterator[Figure]:
         yield from (Figure(*row) for row in found)
 
 
+def layout_times(*, is_kept: bool = False, load: float = 0.0) -> Iterator[Figure]:
+    """Measure every layout's step on four ranks, and what the planner's choice loses: long."""
+    found = list(layouts.found())
+    for each in found:
+        for name in each.seconds:
+            yield Figure(f"{each.model}, {name}: predicted", each.predicted[name], "s")
+            yield Figure(f"{each.model}, {name}: measured", each.measured(name), "s")
+        yield Figure(f"{each.model}: planner's first is {each.first}", 1.0, "")
+    if is_kept:
+        layout_page.keep(found, load)
+    yield from map(Figure.of, layout_page.regrets(found))
+
+
 BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "import": planner_import,
     "estimate": estimates,
@@ -175,7 +188,9 @@ BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "adapters": adapters,
     "offload": offload,
     "compress": compress,
+    "layouts": layout_times,
 }
+WITH_PAGES = {"layouts": layout_times}  # and ratios beside their rows
 
 
 class Command(BaseCommand):
@@ -192,7 +207,7 @@ class Command(BaseCommand):
             "--keep",
             action="store_true",
             help="keep the ratios with date, versions and machine, as what proves techniques; of "
-            "`compress`, the rows of its table and their page",
+            "`compress` and `layouts`, the rows of the table and its page too",
         )
         parser.add_argument(
             "--peers",
@@ -212,8 +227,7 @@ class Command(BaseCommand):
         load, *_ = os.getloadavg()
         figures = []
         for name in names:
-            is_table = options["keep"] and name == "compress"
-            found = list(compress(is_kept=True) if is_table else BENCHES[name]())
+            found = list(_found(name, load, is_kept=options["keep"]))
             figures += found
             if options["keep"]:
                 _keep(name, found, load)
@@ -229,6 +243,15 @@ class Command(BaseCommand):
             )
         for answer in silent:
             self.stdout.write(f"{answer.name}: {answer.reason}")
+
+
+def _found(name: str, load: float, *, is_kept: bool) -> Iterator[Figure]:
+    """Yield a bench's figures; of those that have a page of their own, rows and page are kept."""
+    if is_kept and name == "compress":
+        return compress(is_kept=True)
+    if is_kept and name in WITH_PAGES:
+        return WITH_PAGES[name](is_kept=True, load=load)
+    return BENCHES[name]()
 
 
 def _keep(name: str, figures: list[Figure], load: float) -> None:

@@ -1,0 +1,85 @@
+"""Ranks of this machine as forks of one process, which loads the libraries for all of them."""
+
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from runners.jobs.loading import fresh_model
+from runners.jobs.ranks import ALONE, Ranks
+from runners.jobs.runtime import num_threads
+from runners.jobs.train.optimizers import build_optimizer
+
+START_SECONDS = 120.0
+Work = Callable[[Ranks], Mapping[str, float]]
+
+
+def on_ranks(size: int, work: Work) -> list[dict[str, float]]:
+    """Return what each of ``size`` forked ranks finds; together they have this machine's cores.
+
+    Nothing of it stays: groups, caches and memory end with the ranks. The caller must not have
+    made gradients, whose threads no fork inherits.
+
+    Raises:
+        RuntimeError: a rank failed; its own words are on the error stream.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        pids = [_forked(rank, size, Path(folder), work) for rank in range(size)]
+        ends = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        if any(ends):
+            raise RuntimeError(f"{size} ranks ended with {ends}; their errors are above")
+        return [json.loads(_found(Path(folder), rank).read_text()) for rank in range(size)]
+
+
+def load_what_training_loads(config: Mapping[str, Any]) -> None:
+    """Load, once for all ranks, what a first step loads; no gradients: forks could make none."""
+    torch.set_num_threads(1)  # a pool of threads would not outlive a fork
+    model = fresh_model(dict(config), torch.float32)
+    with torch.no_grad():
+        model(input_ids=torch.zeros(1, 4, dtype=torch.long))
+    for each in model.parameters():
+        each.grad = torch.zeros_like(each)
+    build_optimizer(model, 1e-3).step()
+
+
+def _found(folder: Path, rank: int) -> Path:
+    return folder / f"{rank}.json"
+
+
+def _forked(rank: int, size: int, folder: Path, work: Work) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        torch.set_num_threads(max(1, num_threads() // size))
+        ranks = _met(rank, size, folder)
+        _found(folder, rank).write_text(json.dumps(dict(work(ranks))))
+        ranks.total([0.0])  # nobody leaves while another still waits for an answer
+        code = 0
+    except BaseException:  # noqa: BLE001 - a fork ends here, whatever happened
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _met(rank: int, size: int, folder: Path) -> Ranks:
+    if size == 1:
+        return ALONE
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/meeting",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=START_SECONDS),
+    )
+    return Ranks(rank, size, lead=0, local_rank=rank)

@@ -1,0 +1,53 @@
+"""The product's trainer on a fresh model, telling nobody: for benches and measurements."""
+
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from runners.jobs.events import Emitter
+from runners.jobs.loading import fresh_model
+from runners.jobs.ranks import ALONE, Ranks
+from runners.jobs.runtime import Job
+from runners.jobs.tokenizer import TokenIds
+from runners.jobs.train.batches import TextBatches
+from runners.jobs.train.growing import with_growing_lengths
+from runners.jobs.train.trainer import Trainer
+from runners.jobspec import RandomModel, TrainSpec
+from runners.messages import RunRequest
+
+RANDOM_TOKENS = 100_000
+
+
+def quiet_trainer(
+    fields: Mapping[str, Any],
+    config: Mapping[str, Any],
+    folder: Path,
+    ranks: Ranks = ALONE,
+    ids: TokenIds | None = None,
+    model: PreTrainedModel | None = None,
+) -> Trainer:
+    """Return a trainer of a training's ``fields`` that works in ``folder``, on random tokens.
+
+    With ``ids`` it learns from those, with ``model`` it trains that one. The same seed gives the
+    same weights on every rank.
+    """
+    spec = TrainSpec.model_validate({"model": RandomModel(config={}), **fields})
+    torch.manual_seed(spec.seed)
+    model = model or fresh_model(dict(config), torch.float32)
+    model.set_attn_implementation("eager")  # as the job does on a CPU
+    if ids is None:
+        vocabulary = int(model.config.vocab_size)
+        drawn = np.random.default_rng(spec.seed).integers(0, vocabulary, RANDOM_TOKENS)
+        ids = drawn.astype(np.int32)
+    text = ids
+    request = RunRequest(attempt_id="quiet", job_id="quiet", number=1, fence="quiet", spec=spec)
+    emitter = Emitter(os.open(os.devnull, os.O_WRONLY))
+    job = Job(folder, folder, request, emitter, threading.Event())
+    batches = with_growing_lengths(spec, lambda each: TextBatches(text, each))
+    return Trainer(job, spec, model, batches, ids, torch.device("cpu"), ranks)

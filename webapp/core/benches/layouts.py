@@ -1,0 +1,192 @@
+"""The planner's choice of layout against every other one, on four ranks of this machine.
+
+The planner knows of the machine what it would know of a host: the micro-benchmark, what exchanges
+among its ranks take, and two finished runs. Then all layouts run, and the choice is judged.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from planner.api import estimate, plan
+from planner.calibration import calibrate_host, measurements_of
+from planner.specs.calibration import HostCalibration
+from planner.specs.cluster import ClusterSpec
+from planner.specs.estimate import EstimateRequest
+from planner.specs.plan import PlanRequest
+from planner.specs.strategy import Strategy
+from runners.facts import Microbench
+from runners.layout_options import LayoutOptions
+from runners.layouts_asked import Asked, CollectiveTime, StepTime
+from runners.probe import host_facts
+from runners.ratios import Ratio
+from webapp.core.benches import site
+from webapp.core.benches.layout_cases import ALONE, COPIES, MODELS, RANKS, Case, cases
+from webapp.hosts.device import cluster_for_host
+from webapp.hosts.models import Host
+from webapp.plans.laying_out import layout_of
+
+ROUNDS = 7
+CALIBRATION_ROUNDS = 2
+
+
+class Machine(NamedTuple):
+    """This machine as the planner knows a host, alone and as ranks that share its cores."""
+
+    alone: ClusterSpec
+    ranks: ClusterSpec
+
+
+class Found(NamedTuple):
+    """One model's layouts: what was predicted of each, and what each took round by round."""
+
+    model: str
+    first: str
+    predicted: Mapping[str, float]
+    seconds: Mapping[str, list[float]]
+    regret: Ratio  # the fastest one's step time as a share of the first choice's
+    factors: Mapping[str, float]
+
+    def measured(self, name: str) -> float:
+        """Return a layout's step seconds: the geometric mean of its rounds."""
+        return statistics.geometric_mean(self.seconds[name])
+
+
+def found(rounds: int = ROUNDS) -> Iterator[Found]:
+    """Yield what each model's layouts were predicted to take, and took."""
+    bench = Microbench.model_validate_json(_said("runners.jobs.microbench", "")[-1])
+    for case in MODELS:
+        yield found_for(case, bench, cases(case), rounds)
+
+
+def found_for(
+    case: Case, bench: Microbench, layouts: Mapping[str, Strategy], rounds: int
+) -> Found:
+    """Return one model's; the planner answers before the layouts run."""
+    known = {ALONE: None, COPIES: layout_of(layouts[COPIES])}
+    lines = list(_runs(case, known, CALIBRATION_ROUNDS))
+    machine = machine_of(bench, [each for each in lines if isinstance(each, CollectiveTime)])
+    calibration = calibrated(case, machine, _by_layout(lines))
+    chosen = first_choice(case, machine, calibration)
+    options = {name: _options(name, each) for name, each in layouts.items()}
+    first = next((name for name, each in options.items() if each == layout_of(chosen)), "")
+    if not first:
+        first = "planner's own"
+        layouts, options = {**layouts, first: chosen}, {**options, first: layout_of(chosen)}
+    predicted = {
+        name: predicted_seconds(case, machine.ranks, each, calibration)
+        for name, each in layouts.items()
+    }
+    lines = list(_runs(case, options, rounds, first))
+    ratio = next(each for each in lines if isinstance(each, Ratio))
+    factors = {str(name): each.factor for name, each in calibration.factors.items()}
+    return Found(case.name, first, predicted, _by_layout(lines), ratio, factors)
+
+
+def machine_of(bench: Microbench, exchanges: list[CollectiveTime]) -> Machine:
+    """Return this machine as a host of the product would tell it, with its exchanges."""
+    host = Host(
+        name="this machine",
+        slug="this-machine",
+        facts=host_facts(Path.cwd()).model_dump(mode="json"),
+        microbench=bench.model_dump(mode="json"),
+    )
+    alone = cluster_for_host(host)
+    by_name = {each.collective: each for each in exchanges}
+    fields = {
+        "intra_node_bandwidth_bytes_per_second": by_name["all_reduce"].bytes_per_second,
+        "collective_latency_seconds": by_name["all_reduce"].latency_seconds,
+        "hand_over_latency_seconds": by_name["send"].latency_seconds,
+    }
+    ranks = alone.as_ranks_of_cpu(RANKS, bench.num_threads)
+    return Machine(alone, ranks.model_copy(update=fields))
+
+
+def calibrated(
+    case: Case, machine: Machine, measured: Mapping[str, list[float]]
+) -> HostCalibration:
+    """Return the host's factors after a run on one process and one of plain copies."""
+    asked = {
+        ALONE: case.request(machine.alone, case.pinned(data_parallel_size=1)),
+        COPIES: case.request(machine.ranks, case.pinned(data_parallel_size=RANKS)),
+    }
+    rows = [
+        row
+        for name, request in asked.items()
+        for row in measurements_of(
+            EstimateRequest.model_validate(request),
+            {"step_seconds": statistics.median(measured[name])},
+            host="this-machine",
+            job=name,
+        )
+    ]
+    return calibrate_host(rows)
+
+
+def first_choice(case: Case, machine: Machine, calibration: HostCalibration) -> Strategy:
+    """Return the strategy that the planner would launch."""
+    request = case.request(machine.ranks, case.pinned(), calibration)
+    pins = request.pop("strategy")
+    answer = plan(PlanRequest.model_validate({**request, "pins": pins, "objective": "latency"}))
+    return answer.plans[0].strategy
+
+
+def predicted_seconds(
+    case: Case, cluster: ClusterSpec, strategy: Strategy, calibration: HostCalibration
+) -> float:
+    """Return the step seconds that the planner expects of a strategy."""
+    asked = EstimateRequest.model_validate(case.request(cluster, strategy, calibration))
+    seconds = estimate(asked).performance.step_seconds
+    if seconds is None:
+        raise ValueError(f"no step time of {strategy}")
+    return seconds
+
+
+def _options(name: str, strategy: Strategy) -> LayoutOptions | None:
+    """Return a case's layout; the planner does not tell ways to exchange a sequence apart."""
+    options = layout_of(strategy)
+    if options is not None and name.endswith("ring"):
+        return options.model_copy(update={"context_method": "ring"})
+    return options or LayoutOptions(data_parallel_size=RANKS)
+
+
+def _runs(
+    case: Case, layouts: Mapping[str, LayoutOptions | None], rounds: int, first: str | None = None
+) -> Iterator[CollectiveTime | StepTime | Ratio]:
+    """Yield what the bench of layouts says, in a process with torch."""
+    asked = Asked(
+        config=case.config,
+        training=case.training,
+        layouts=layouts,
+        ranks=RANKS,
+        rounds=rounds,
+        first_choice=first,
+    )
+    for line in _said("runners.jobs.layouts_bench", asked.model_dump_json()):
+        told: Any = json.loads(line)
+        if isinstance(told, list):
+            yield Ratio(*told)
+        else:
+            kind = CollectiveTime if "collective" in told else StepTime
+            yield kind.model_validate(told)
+
+
+def _said(module: str, asked: str) -> list[str]:
+    command = [sys.executable, "-W", "ignore", "-m", module]
+    ended = subprocess.run(
+        command, cwd=site.ROOT, input=asked, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return ended.stdout.splitlines()
+
+
+def _by_layout(lines: list[CollectiveTime | StepTime | Ratio]) -> dict[str, list[float]]:
+    times = defaultdict[str, list[float]](list)
+    for each in lines:
+        if isinstance(each, StepTime):
+            times[each.layout].append(each.seconds)
+    return dict(times)
