@@ -17,7 +17,6 @@ from planner.specs.plan import PlannedStrategy
 from runners.endpoint_spec import ON_GPUS
 from runners.engines import ENGINES
 from runners.jobspec import (
-    ArtefactModel,
     BenchmarkSpec,
     CompressSpec,
     DemoModel,
@@ -35,6 +34,7 @@ from webapp.jobs.services import job_create, job_submit
 from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
 from webapp.plans.compressing import compress_spec
+from webapp.plans.drafting import drafts_for, team_model_ref, with_draft, with_engine_draft
 from webapp.plans.engines import check_host, engines_for, options_of, spread_on
 from webapp.plans.errors import DraftProblem
 from webapp.plans.generating import (
@@ -102,7 +102,7 @@ def plan_launch(
         DraftProblem: there is nothing to launch, or this release cannot run it.
         Problem: the job service refuses.
     """
-    launch = launch_of(plan, wish.endpoint, wish.measuring, wish.adapter)
+    launch = launch_of(plan, wish.endpoint, wish.measuring, wish.adapter, wish.draft)
     plan_keep(plan, name or plan.name or plan_title(plan.draft, launch.model_name, launch.place))
     job = job_create(
         team=plan.team,
@@ -130,6 +130,7 @@ def launch_of(
     endpoint: EndpointWish | None = None,
     measuring: Measuring = NOTHING_BESIDES,
     adapter: str = "",
+    draft: str = "",
 ) -> Launch:
     """Return what would be launched; with ``endpoint`` a serve plan stays up.
 
@@ -171,7 +172,8 @@ def launch_of(
         spec = spec.model_copy(update={**kept, **own})
     if isinstance(spec, GenerateSpec):
         known = adapters_of(plan.team, spec.model)
-        spec = with_adapters(kept_going(spec, policy), known, adapter)
+        drafts = drafts_for(question.host, model, draft_shape(plan))
+        spec = with_adapters(with_draft(kept_going(spec, policy), drafts, draft), known, adapter)
     return Launch(
         host=question.host,
         spec=spec,
@@ -224,7 +226,9 @@ def launch_note(plan: Plan) -> dict[str, Any]:
         num_hosts=launch.spread.num_hosts,
         devices_per_host=launch.spread.devices_per_host,
     )
-    names = {"adapter_names": [each.name for each in adapters]}
+    names: dict[str, Any] = {"adapter_names": [each.name for each in adapters]}
+    if is_generation:
+        names |= {"drafts": drafts_for(launch.host, launch.spec.model, draft_shape(plan))}
     return told | names | _endpoint_note(plan, launch) | quota_note(job)
 
 
@@ -238,6 +242,7 @@ def _only_endpoint_note(plan: Plan) -> dict[str, Any]:
                 "can_serve": "yes",
                 "host": launch.place,
                 "engines": [(engine, ENGINES[engine].words)],
+                "drafts": drafts_for(launch.host, launch.spec.model, draft_shape(plan)),
             }
     return {}
 
@@ -246,7 +251,7 @@ def _endpoint_note(plan: Plan, launch: Launch) -> dict[str, Any]:
     """Return what an endpoint of the plan would be, or why there can be none."""
     if not isinstance(launch.spec, BenchmarkSpec):
         return {}
-    points = {"measures": "yes", "points": usual_points(launch.spec.batch_size)}
+    points: dict[str, Any] = {"measures": "yes", "points": usual_points(launch.spec.batch_size)}
     try:
         launch_of(plan, EndpointWish())
     except DraftProblem as problem:
@@ -254,6 +259,8 @@ def _endpoint_note(plan: Plan, launch: Launch) -> dict[str, Any]:
     count = len(adapters_of(plan.team, launch.spec.model))
     adapters = {"adapters": str(count)} if count else {}
     engines = [(name, each.words) for name, each in engines_for(launch.host)]
+    if any(name in ON_GPUS for name, _words in engines):
+        points |= {"drafts": drafts_for(launch.host, launch.spec.model, draft_shape(plan))}
     said = {"endpoint": EXPLANATIONS["serve"], "can_serve": "yes", "engines": engines}
     return points | adapters | said
 
@@ -265,7 +272,7 @@ def _model_ref(draft: Draft, question: Question) -> ModelRef:
     """Return where the job finds the model."""
     chosen = draft["model"]
     if question.team_model is not None:
-        return _team_model_ref(question.team_model, question.host, question.pool)
+        return team_model_ref(question.team_model, question.host, question.pool)
     if chosen["source"] == "folder":
         return FolderModel(path=chosen["path"])
     if chosen["source"] == "demo":
@@ -275,20 +282,6 @@ def _model_ref(draft: Draft, question: Question) -> ModelRef:
         entry = get_entry(chosen["catalog_id"])
         return RandomModel(config=json.loads(data_text(f"configs/{entry.config}.json")))
     return RandomModel(config=chosen["config"])
-
-
-def _team_model_ref(model: TeamModel, host: Host | None, pool: Pool | None) -> ModelRef:
-    if model.host_id and host and model.host_id != host.pk:
-        raise DraftProblem(
-            f"The weights of {model.name} lie on another host. Choose {model.host}, or copy the "
-            f"model's folder to {pool.name if pool else host.name}.",
-            "choice",
-        )
-    if model.source == "job":
-        return ArtefactModel(attempt_id=model.attempt_id, name=model.artefact_name or "model")
-    if model.source == "folder":
-        return FolderModel(path=model.path)
-    return RandomModel(config=model.config)
 
 
 # The program
@@ -353,7 +346,9 @@ def _endpoint_spec(
     }
     found = serve_spec(plan.draft, model, fields, wish)
     adapters = adapters_of(plan.team, model) if wish.has_adapters else ()
-    return found.model_copy(update={"adapters": adapters})
+    found = found.model_copy(update={"adapters": adapters})
+    drafts = drafts_for(question.host, model, shape) if question.host else []
+    return with_engine_draft(found, drafts, wish.draft, wish.reuse)
 
 
 def _measured_spec(spec: BenchmarkSpec, measuring: Measuring) -> BenchmarkSpec:

@@ -11,6 +11,7 @@ from runners.jobspec import ArtefactModel, ModelRef, NamedAdapter, ServeSpec
 from webapp.accounts.models import Team
 from webapp.core.problems import InvalidProblem
 from webapp.jobs.models import Artefact, Attempt
+from webapp.plans.drafting import Reuse, reuse_of
 
 Draft = dict[str, Any]
 ROOM_TOKENS = 4096  # a request may be so long, even where the plan's are shorter
@@ -27,18 +28,22 @@ class EndpointWish(NamedTuple):
     idle_stop_seconds: float | None = None
     has_adapters: bool = False  # those that the team's jobs trained on the model
     engine: EngineName = "slipway"
+    reuse: Reuse = ""
+    draft: str = ""  # the id of the team's model that guesses ahead
 
 
 def endpoint_wish_of(posted: Mapping[str, str], key_hashes: tuple[str, ...]) -> EndpointWish:
     """Return what the launch form says of an endpoint.
 
     Raises:
-        InvalidProblem: the minutes are no such number, or there is no such engine.
+        InvalidProblem: the minutes are no such number, there is no such engine, or it cannot be
+            told what is asked.
     """
     engine = _engine_of(posted.get("engine", "slipway"))
+    reuse, draft = reuse_of(posted, engine), posted.get("draft", "").strip()
     text, has_adapters = posted.get("idle", "").strip(), posted.get("adapters") == "yes"
     if not text:
-        return EndpointWish(key_hashes, has_adapters=has_adapters, engine=engine)
+        return EndpointWish(key_hashes, None, has_adapters, engine, reuse, draft)
     try:
         minutes = float(text)
     except ValueError:
@@ -49,7 +54,7 @@ def endpoint_wish_of(posted: Mapping[str, str], key_hashes: tuple[str, ...]) -> 
             f"“Stop it when nobody asks for” is {text[:20]}; it can be {LEAST_MINUTES:g} to "
             f"{MOST_MINUTES:g} minutes, or empty.",
         )
-    return EndpointWish(key_hashes, minutes * 60.0, has_adapters, engine)
+    return EndpointWish(key_hashes, minutes * 60.0, has_adapters, engine, reuse, draft)
 
 
 def adapters_of(team: Team, model: ModelRef) -> tuple[NamedAdapter, ...]:

@@ -22,6 +22,7 @@ class Wish(NamedTuple):
     endpoint: EndpointWish | None = None  # a serve plan stays up instead of being measured
     measuring: Measuring = Measuring()
     adapter: str = ""  # of a generation: one by name, or "all"
+    draft: str = ""  # the id of the team's model that guesses ahead
 
 
 NOTHING_MORE = Wish()
@@ -47,7 +48,8 @@ def wish_of(posted: Mapping[str, str]) -> Wish:
     is_low = posted.get("priority") == str(Priority.LOW.value)
     adapter = posted.get("adapter", "").strip()
     priority = Priority.LOW if is_low else Priority.NORMAL
-    return Wish(seconds, int(retries), priority, adapter=adapter)
+    draft = posted.get("draft", "").strip()
+    return Wish(seconds, int(retries), priority, adapter=adapter, draft=draft)
 
 
 def quota_note(job: Job) -> dict[str, str]:
