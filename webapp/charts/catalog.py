@@ -41,6 +41,11 @@ TOKENS = ChartSpec(
     "tokens_per_second",
     predicted="tokens_per_second",
 )
+VALIDATION = ChartSpec(
+    "validation_loss", "Held-out loss", "", "nats", "validation_loss", from_zero=False
+)
+ACCURACY = ChartSpec("accuracy", "Held-out accuracy", "ratio", "%", "accuracy", 100.0)
+F1 = ChartSpec("f1", "Held-out F1, mean of classes", "ratio", "%", "f1", 100.0)
 PREFILL = ChartSpec(
     "prefill_tokens_per_second",
     "Prefill speed",
@@ -105,6 +110,7 @@ _UNITS_BY_SUFFIX = (
     ("_utilization", "ratio", "%", 100.0),
 )
 OPTIONAL = (LOSS, TOKENS, PREFILL, DECODE)
+JUDGED = (VALIDATION, ACCURACY, F1)  # where classes are told apart, after the loss
 
 
 def _gpu_charts(metrics: Iterable[str]) -> list[ChartSpec]:
@@ -129,6 +135,8 @@ def charts_for(
     seen = set(metrics)
     charts = list(BY_KIND.get(kind, (MEMORY, PROCESSOR)))
     charts = [each for each in OPTIONAL if each.metric in seen and each not in charts] + charts
+    if ACCURACY.metric in seen:
+        charts[1:1] = [each for each in JUDGED if each.metric in seen]
     charts += _gpu_charts(seen)
     if is_complete:
         drawn = {chart.metric for chart in charts}

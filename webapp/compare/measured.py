@@ -1,5 +1,6 @@
 """What each of several jobs was predicted to measure and did, one row a figure."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from webapp.compare.jobs import Side
@@ -8,6 +9,7 @@ from webapp.core.units import Quantity, number
 from webapp.core.wording import listed
 from webapp.jobs import figures
 from webapp.jobs.figures import FIGURES, MAIN_METRICS
+from webapp.jobs.memory_terms import TermRow, story_of
 from webapp.jobs.models import Measurement
 from webapp.jobs.plots import Drawn, latest_values
 from webapp.jobs.task_figures import label_of, metrics_of
@@ -75,7 +77,32 @@ def rows_of(sides: list[Side], drawn: list[list[Drawn]]) -> list[Row]:
         cells = _cells(metric, unit, sides, values)
         if any(cell.measured is not None or cell.predicted is not None for cell in cells):
             rows.append(Row(metric, label, cells))
-    return rows
+    return rows + _rank_rows(sides)
+
+
+def _rank_rows(sides: list[Side]) -> list[Row]:
+    """Return what a rank holds, term by term, where each job ran as several ranks."""
+    if not all(side.job.is_shared_out and side.job.kind == "train" for side in sides):
+        return []
+    stories = [story_of(side.job) for side in sides]
+    terms = [
+        {row.term: row for row in story.rows if not row.is_rest} if story else {}
+        for story in stories
+    ]
+    names = {term: row.name for found in terms for term, row in found.items()}
+    return [
+        Row(term, f"{name} on a rank", tuple(_rank_cells([found.get(term) for found in terms])))
+        for term, name in names.items()
+    ]
+
+
+def _rank_cells(rows: list[TermRow | None]) -> Iterator[Cell]:
+    first = rows[0].measured if rows[0] else None
+    for at, row in enumerate(rows):
+        measured = row.measured if row else None
+        against = _change(measured, first) if at else ""
+        predicted = row.predicted if row else None
+        yield Cell("bytes", predicted, measured, None, None, against)
 
 
 def _values(side: Side, charts: list[Drawn]) -> dict[str, float]:

@@ -121,10 +121,13 @@ def questions_of(job: Job) -> Iterator[Question]:
 def is_as_planned(spec: TrainSpec | GenerateSpec) -> bool:
     """Return whether the job did what the plan costs: a real pile's lengths differ.
 
-    Of a training, the planner knows no activations on disk and no rows of files' samples.
+    Of a training, the planner knows no activations on disk, no rows of samples of several
+    lengths, and no ranks that share a processor.
     """
     if isinstance(spec, TrainSpec):
-        return spec.activation_offload != "disk" and isinstance(spec.data, HostText)
+        is_even = isinstance(spec.data, HostText) and spec.objective == "next_token"
+        is_alone = spec.parallel.processes_per_host == 1
+        return spec.activation_offload != "disk" and is_even and is_alone
     prompts = spec.prompts
     return (
         isinstance(prompts, DemoPrompts)

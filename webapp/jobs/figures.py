@@ -59,6 +59,9 @@ FIGURES: dict[str, tuple[str, str]] = {  # metric -> label, base unit
     "perplexity": ("Perplexity", ""),
     "data_perplexity": ("Perplexity on kept-back samples", ""),
     "data_loss": ("Loss on kept-back samples", "nats per token"),
+    "accuracy": ("Accuracy on kept-back samples", "share"),
+    "f1": ("F1 on kept-back samples", "share"),
+    "data_classes": ("Classes", ""),
     "data_documents": ("Samples learnt from", ""),
     "data_held_out": ("Samples kept back", ""),
     "data_tokens": ("Tokens of the data", ""),
@@ -77,6 +80,7 @@ UNPREDICTED = {
     "next_token_accuracy", "kl_divergence_nats", "top_token_agreement",
     "expert_hit_ratio", "expert_guess_ratio", "expert_bytes_brought",
     "trainable_parameters", "optimizer_bytes",
+    "accuracy", "f1", "data_classes",
     "data_perplexity", "data_loss", "data_documents", "data_held_out", "data_tokens",
     "data_cut", "data_left_out", "padding_share", "label_share", "tasks_seconds",
 }  # fmt: skip

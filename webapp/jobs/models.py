@@ -107,7 +107,12 @@ class Job(TeamOwned):
     def is_shared_out(self) -> bool:
         """Tell whether it runs as several ranks, on devices of one host or of several."""
         is_divided = self.kind in {"train", "generate"} and (self.devices_per_host or 1) > 1
-        return self.num_hosts > 1 or is_divided
+        return self.num_hosts > 1 or is_divided or self.processes_per_host > 1
+
+    @property
+    def processes_per_host(self) -> int:
+        """Return how many ranks share the processor of each host; one that has GPUs has more."""
+        return int((self.spec.get("parallel") or {}).get("processes_per_host") or 1)
 
     @property
     def shown_host(self) -> Host | None:

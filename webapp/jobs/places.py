@@ -64,7 +64,7 @@ def gang_of(attempt: Attempt) -> Gang | None:
     return Gang(
         node_rank=attempt.node_rank,
         num_nodes=1 + leader.members.count(),
-        num_processes=max(1, num_gpus),
+        num_processes=num_gpus or leader.job.processes_per_host,
         master_address=leader.address,
         master_port=leader.master_port,
         own_address=attempt.address,

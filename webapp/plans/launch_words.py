@@ -1,5 +1,8 @@
 """What a launch does, in words, by the kind of its job."""
 
+from runners.jobspec import ModelSpec, RandomModel, TrainSpec
+from webapp.plans.training_data import text_words
+
 FLOATS_OF_8_BITS = (
     " Weights are held as 8-bit floats, in half the memory of 16 bit; products are in 16 bit, so "
     "expect no more speed."
@@ -10,6 +13,8 @@ EXPLANATIONS = {
     "lora": "The host trains an adapter beside the model's weights, which stay as they are, on "
     "its own text, and evaluates it on text that it kept back. It leaves the adapter in peft's "
     "format, and the merged model as a model of your team.",
+    "classification": "The host trains the encoder and its head to tell the labels of texts "
+    "apart, judges it on texts that it kept back, and leaves it as a model of your team.",
     "compress": "The host compresses the weights, saves them, loads them again, and measures "
     "size, speed, memory and perplexity before and after.",
     "generate": "The host loads the model as planned, answers every prompt, and leaves the "
@@ -20,3 +25,20 @@ EXPLANATIONS = {
     "address of its own, until somebody stops it. The job's page has the address, the key and "
     "live figures.",
 }
+RANDOM_WEIGHTS = (
+    " This model's weights are not on the host, so it runs with random ones: speed and memory are "
+    "real, the text and its perplexity are not."
+)
+
+
+def words_of(spec: ModelSpec) -> str:
+    """Return what launching a job's document does."""
+    if isinstance(spec, TrainSpec) and spec.objective == "classification":
+        return EXPLANATIONS["classification"]
+    text = EXPLANATIONS[spec.kind]
+    if getattr(spec, "weight_dtype", "") == "fp8":
+        text += FLOATS_OF_8_BITS
+    if isinstance(spec, TrainSpec):
+        text = EXPLANATIONS["lora"] if spec.lora is not None else text
+        text = text.replace("its own text", text_words(spec.data))
+    return text + (RANDOM_WEIGHTS if isinstance(spec.model, RandomModel) else "")

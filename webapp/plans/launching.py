@@ -43,7 +43,7 @@ from webapp.plans.generating import (
     offload_of,
     with_adapters,
 )
-from webapp.plans.launch_words import EXPLANATIONS, FLOATS_OF_8_BITS
+from webapp.plans.launch_words import EXPLANATIONS, words_of
 from webapp.plans.measuring import Measuring, usual_points
 from webapp.plans.models import Plan
 from webapp.plans.options import check_serving
@@ -51,9 +51,16 @@ from webapp.plans.planning import current_answer, plan_keep
 from webapp.plans.predicting import prediction_of
 from webapp.plans.questions import Question, draft_shape, question_of
 from webapp.plans.serving import EndpointWish, adapters_of, serve_spec
-from webapp.plans.sharing import TRAININGS, Spread, check_model, policy_of, spread_of
+from webapp.plans.sharing import (
+    TRAININGS,
+    Spread,
+    check_model,
+    policy_of,
+    processes_of,
+    spread_of,
+)
 from webapp.plans.training import needs_weights, train_spec
-from webapp.plans.training_data import data_fields, text_words
+from webapp.plans.training_data import shared_out
 from webapp.plans.wishes import NOTHING_MORE, Wish, quota_note
 from webapp.plans.words import model_words, plan_title
 
@@ -158,6 +165,9 @@ def launch_of(
     on_gpus = endpoint is not None and endpoint.engine in ON_GPUS
     spread = spread_on(best) if on_gpus else spread_of(best, goal)
     model = _model_ref(plan.draft, question)
+    processes = processes_of(best, plan.draft["hardware"])
+    # Ranks of a processor share the one device that it is.
+    spread = Spread(spread.num_hosts, 1) if processes > 1 else spread
     check_model(model, spread)
     if endpoint is not None and goal == "serve":
         spec: ModelSpec = _endpoint_spec(plan, question, model, endpoint, best)
@@ -166,10 +176,7 @@ def launch_of(
         spec = _beside(spec, endpoint, measuring)
     policy = policy_of(plan.draft["hardware"], spread)
     if isinstance(spec, TrainSpec):
-        own = data_fields(plan.draft, plan.team)
-        may_shrink = spec.layout is None or spec.layout.is_pipeline_alone
-        kept = {"parallel": policy} if may_shrink else {}  # others stop with a lost rank
-        spec = spec.model_copy(update={**kept, **own})
+        spec = spec.model_copy(update=shared_out(spec, policy, processes, plan))
     if isinstance(spec, GenerateSpec):
         known = adapters_of(plan.team, spec.model)
         drafts = drafts_for(question.host, model, draft_shape(plan))
@@ -200,18 +207,7 @@ def launch_note(plan: Plan) -> dict[str, Any]:
         title = "In a moment" if again else "It cannot be launched as it is"
         note = {"can": "", "again": again, "title": title, "text": problem.sentence}
         return note if again else note | _only_endpoint_note(plan)
-    text = EXPLANATIONS[launch.spec.kind]
-    if getattr(launch.spec, "weight_dtype", "") == "fp8":
-        text += FLOATS_OF_8_BITS
-    if isinstance(launch.spec, TrainSpec) and launch.spec.lora is not None:
-        text = EXPLANATIONS["lora"]
-    if isinstance(launch.spec, TrainSpec):
-        text = text.replace("its own text", text_words(launch.spec.data))
-    if isinstance(launch.spec.model, RandomModel):
-        text += (
-            " This model's weights are not on the host, so it runs with random ones: speed and "
-            "memory are real, the text and its perplexity are not."
-        )
+    text = words_of(launch.spec)
     host = launch.place
     told = {"can": "yes", "title": f"What happens on {host}", "text": text, "host": host}
     is_generation = isinstance(launch.spec, GenerateSpec)
@@ -301,7 +297,7 @@ def _spec(
     if goal == "generate":
         offload = offload_of(best.strategy, shape) if shape else None
         return generate_spec(draft, model, _runnable_dtype(best), best.strategy, offload)
-    return train_spec(draft, model, best)
+    return train_spec(draft, model, best, shape)
 
 
 def _refuse_away(best: PlannedStrategy, may_wait: frozenset[str] = frozenset()) -> None:

@@ -26,8 +26,14 @@ from webapp.plans.completeness import refuse_incomplete
 from webapp.plans.compressing import CODED_METHODS, PRUNING_METHODS, bits_of
 from webapp.plans.errors import DraftProblem
 from webapp.plans.models import Plan
-from webapp.plans.sharing import TRAININGS, WHOLE_COPIES, cluster_for_pool, pool_of
-from webapp.plans.training import stages_of
+from webapp.plans.sharing import (
+    TRAININGS,
+    WHOLE_COPIES,
+    cluster_for_pool,
+    pool_of,
+    shared_processor,
+)
+from webapp.plans.training import CLASSIFICATION, stages_of
 
 Draft = dict[str, Any]
 
@@ -146,7 +152,7 @@ def _cluster(plan: Plan, host: Host | None, together: list[Host]) -> ClusterSpec
         try:
             if together:
                 return cluster_for_pool(together, draft["goal"]["goal"], plan.team, draft["pins"])
-            return cluster_for_host(host)
+            return shared_processor(cluster_for_host(host), draft["hardware"])
         except Problem as problem:
             is_passing = problem.code in {"host_unknown", "not_measured"}
             raise DraftProblem(problem.detail, "choice", is_passing=is_passing) from problem
@@ -189,6 +195,8 @@ def _serve(values: dict[str, Any], slo: str) -> ServeWorkload:
 
 def _train(goal: str, values: dict[str, Any]) -> TrainWorkload:
     method = "pretrain" if goal == "pretrain" else values["method"]
+    if method == CLASSIFICATION:
+        method = "full"  # the model's head says the rest
     million = values.get("million_tokens")
     return TrainWorkload(
         sequence_length=values["sequence_length"],
@@ -213,7 +221,11 @@ def _compress(values: dict[str, Any]) -> CompressWorkload:
 
 
 def _pins(draft: Draft, *, is_pool: bool) -> Strategy:
-    pins = {name: value for name, value in draft["pins"].items() if value}
+    pins = {
+        name: value
+        for name, value in draft["pins"].items()
+        if value or (name == "zero_stage" and value == 0)  # stage 0 is an answer
+    }
     if is_pool and draft["goal"]["goal"] in TRAININGS:
         pins = {**WHOLE_COPIES.model_dump(exclude_none=True), **pins}
     if draft["goal"]["goal"] == "compress":

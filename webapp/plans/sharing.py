@@ -31,6 +31,29 @@ SPLITS = {
 SHARED_EXPERTS = {SPLITS["tensor_parallel_size"], SPLITS["expert_parallel_size"]}
 
 
+def shared_processor(cluster: ClusterSpec, hardware: Mapping[str, Any]) -> ClusterSpec:
+    """Return a host's processor as several devices, where ranks are to share it evenly."""
+    ranks, device = int(hardware.get("ranks_per_host") or 1), cluster.device
+    if ranks == 1 or not isinstance(device, DeviceSpec) or device.kind != "cpu":
+        return cluster
+    speed, flops = device.memory_bandwidth_bytes_per_second, device.peak_flops_per_second
+    share = device.model_copy(
+        update={
+            "memory_bytes": device.memory_bytes // ranks,
+            "memory_bandwidth_bytes_per_second": speed / ranks,
+            "peak_flops_per_second": {name: each / ranks for name, each in flops.items()},
+        }
+    )
+    return cluster.model_copy(update={"device": share, "devices_per_node": ranks})
+
+
+def processes_of(best: PlannedStrategy, hardware: Mapping[str, Any]) -> int:
+    """Return how many ranks share each host's processor in a plan."""
+    device = best.cluster.device
+    is_shared = isinstance(device, DeviceSpec) and device.kind == "cpu"
+    return int(hardware.get("ranks_per_host") or 1) if is_shared else 1
+
+
 class Spread(NamedTuple):
     """How many hosts a job takes, and how many devices of each."""
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from planner.specs.model import ModelSpec
 from planner.specs.plan import PlannedStrategy
 from runners.adapter_options import BaseDtype, LoraOptions, QuantizedTraining
 from runners.jobspec import DemoModel, ModelRef, RandomModel, TrainSpec
@@ -13,7 +14,10 @@ from webapp.plans.laying_out import layout_of
 
 Draft = dict[str, Any]
 COMPUTE_DTYPES = ("fp32", "bf16", "fp16")
-TUNING_METHODS = ("full", "lora", "qlora", "lomo", "adalomo", "qft", "alphatuning")
+CLASSIFICATION = "classification"
+FRESH_ENCODER_RATE = 1e-3
+TRAINED_ENCODER_RATE = 5e-5  # the largest of those that BERT was fine-tuned with
+TUNING_METHODS = ("full", "lora", "qlora", "lomo", "adalomo", "qft", "alphatuning", CLASSIFICATION)
 ADAPTER_BASES: dict[str, BaseDtype] = {"lora": "compute", "qlora": "nf4"}
 OPTIMIZER_METHODS = (
     "lomo",
@@ -25,7 +29,9 @@ GROWTH_DIVISORS = (8, 4, 2, 1)  # as from 128 to 1024 tokens in the paper, in qu
 ALPHA_PER_RANK = 2  # the scale of an adapter, as most recipes have it
 
 
-def train_spec(draft: Draft, model: ModelRef, best: PlannedStrategy) -> TrainSpec:
+def train_spec(
+    draft: Draft, model: ModelRef, best: PlannedStrategy, shape: ModelSpec | None = None
+) -> TrainSpec:
     """Return the typed document of a training.
 
     Raises:
@@ -33,6 +39,12 @@ def train_spec(draft: Draft, model: ModelRef, best: PlannedStrategy) -> TrainSpe
     """
     goal = draft["goal"]["goal"]
     values = draft["workload"][goal]
+    is_classifier = goal == "finetune" and values["method"] == CLASSIFICATION
+    check_encoder(shape, is_classifier=is_classifier)
+    if is_classifier:
+        fields = {"model": model, **_train_fields(values, best)}
+        fields |= classification_fields(model) | {"layout": layout_of(best.strategy)}
+        return _validated(fields)
     if goal == "finetune":
         needs_weights(model, "Fine-tuning")
         if values["method"] not in TUNING_METHODS:
@@ -55,6 +67,34 @@ def train_spec(draft: Draft, model: ModelRef, best: PlannedStrategy) -> TrainSpe
         fields |= _optimizer_fields(values["method"])
     fields["layout"] = layout_of(best.strategy, best.memory.per_stage_layers)
     return _validated(fields)
+
+
+def check_encoder(shape: ModelSpec | None, *, is_classifier: bool) -> None:
+    """Refuse a head on a model that predicts text, and text of one that tells classes apart.
+
+    Raises:
+        DraftProblem: with the way out.
+    """
+    is_encoder = shape is not None and shape.is_encoder
+    if is_classifier and not is_encoder:
+        raise DraftProblem(
+            "Classification stands on an encoder (DistilBERT), and this model predicts text. "
+            "Choose an encoder, or another method.",
+            "method",
+        )
+    if is_encoder and not is_classifier:
+        raise DraftProblem(
+            "This model is an encoder, which predicts no text. Fine-tune it with the method "
+            "“Classification”.",
+            "method",
+        )
+
+
+def classification_fields(model: ModelRef) -> dict[str, Any]:
+    """Return what a training of a head has for itself: its objective and learning rate."""
+    is_fresh = isinstance(model, RandomModel)
+    rate = FRESH_ENCODER_RATE if is_fresh else TRAINED_ENCODER_RATE
+    return {"objective": CLASSIFICATION, "learning_rate": rate}
 
 
 def _validated(fields: dict[str, Any]) -> TrainSpec:

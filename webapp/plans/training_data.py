@@ -4,12 +4,31 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from runners.jobspec import FileData, HostText, SampleOptions, TrainData, UploadedData
+from runners.jobspec import (
+    DataParallel,
+    FileData,
+    HostText,
+    SampleOptions,
+    TrainData,
+    TrainSpec,
+    UploadedData,
+)
 from webapp.accounts.models import Team
 from webapp.datasets.models import Dataset
 from webapp.plans.errors import DraftProblem
+from webapp.plans.models import Plan
 
 Draft = dict[str, Any]
+
+
+def shared_out(
+    spec: TrainSpec, policy: DataParallel, processes: int, plan: Plan
+) -> dict[str, Any]:
+    """Return what a training reads, and how its ranks stand by each other."""
+    if spec.layout is not None and not spec.layout.is_pipeline_alone:
+        policy = DataParallel()  # such a layout stops with a lost rank
+    parallel = policy.model_copy(update={"processes_per_host": processes})
+    return {"parallel": parallel, **data_fields(plan.draft, plan.team)}
 
 
 def data_fields(draft: Draft, team: Team) -> dict[str, Any]:

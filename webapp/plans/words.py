@@ -19,6 +19,7 @@ SLO_WORDS = {"chat": "chat", "code": "code", "none": "no target"}
 METHOD_WORDS = {
     "pretrain": "all weights",
     "full": "all weights",
+    "classification": "classification",
     "lora": "LoRA",
     "qlora": "QLoRA",
     "int8_weight_only": "8-bit weights",

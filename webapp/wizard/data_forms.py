@@ -20,6 +20,7 @@ READ_AS = [
     ("text", "Text"),
     ("chat", "Chats: “messages”"),
     ("instruction", "Instructions: “instruction”, “output”"),
+    ("classification", "Classes: “text”, “label”"),
     ("completion", "Prompts: “prompt”, “completion”"),
 ]
 

@@ -119,6 +119,11 @@ def serve_draft(host: Host | None) -> Draft:
     return _draft("serve", "serve", {"source": "catalog"}, host)
 
 
+def finetune_draft(host: Host | None) -> Draft:
+    """Return a draft that fine-tunes; a template says which model, and on what."""
+    return _draft("template", "finetune", {"source": "catalog"}, host)
+
+
 def model_draft(preset: str, model: TeamModel, host: Host | None) -> Draft:
     """Return a draft that does with one of the team's models, where its weights lie, as asked."""
     goal, chosen = MODEL_PRESETS[preset], {"source": "team", "team_model": model.pk}

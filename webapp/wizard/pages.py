@@ -29,6 +29,7 @@ from webapp.plans.verdict import problem_verdict, suggestion_chips, verdict_of
 from webapp.plans.words import plan_title, short_name
 from webapp.wizard.fields import StepForm, model_ids
 from webapp.wizard.forms import GOAL_CHOICES, PinsForm
+from webapp.wizard.side_by_side import Ready, ready_hosts
 from webapp.wizard.steps import (
     STEPS,
     Options,
@@ -93,7 +94,8 @@ def _extras(plan: Plan, slug: str, options: Options, pins: PinsForm | None) -> P
     """Return what only one step needs."""
     draft = plan.draft
     if slug == "goal":
-        return {"goals": GOAL_CHOICES}
+        ready = Ready(ready_hosts(plan.team))
+        return {"goals": GOAL_CHOICES, "ready": ready, "launch_key": new_ulid()}
     if slug == "model":
         chosen = catalog_shape(draft["model"]["catalog_id"])
         return {

@@ -22,6 +22,7 @@ TRAIN_METHODS = [
     ("lomo", "LOMO: every weight, no optimiser states, one gradient at a time"),
     ("adalomo", "AdaLomo: as LOMO, each weight at its own rate"),
     ("qft", "QFT: every weight, with weights, gradients and momentum in 8 bits"),
+    ("classification", "Classification: an encoder learns the labels of texts"),
     ("alphatuning", "AlphaTuning: scales alone, over 4-bit weights"),
 ]
 ADAPTER_METHODS = ("lora", "qlora")

@@ -29,7 +29,7 @@ from runners.jobs.train.streams import DataBatches, Stream
 from runners.jobspec import SampleOptions, TrainSpec
 
 LEAST_CLASSES = 2
-JUDGED_SAMPLES = 512  # at most so many, taken evenly from those that were kept
+JUDGED_SAMPLES = 256  # at most so many, taken evenly from those that were kept
 
 
 class Samples(NamedTuple):

@@ -1,10 +1,15 @@
 """The pieces of a comparison: settings made flat, lines over each other."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from webapp.compare import measured
 from webapp.compare.charts import overlays
 from webapp.compare.differences import flat, settings_of, shown, words_of
-from webapp.compare.jobs import sides_of
+from webapp.compare.jobs import Side, sides_of
+from webapp.jobs.memory_terms import TermRow
+from webapp.jobs.models import Job
 from webapp.jobs.plots import draw
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -82,3 +87,30 @@ def test_every_job_has_an_ink_and_a_letter_of_its_own(slow, fast):
 
     assert [trace["line"]["color"] for trace in lines] == ["var(--series-1)", "var(--series-2)"]
     assert [[text for text in trace["text"] if text] for trace in lines] == [["A"], ["B"]]
+
+
+def test_ranks_are_compared_by_what_each_holds(monkeypatch):
+    jobs = [Job(kind="train", spec={"parallel": {"processes_per_host": 2}}) for _ in range(2)]
+    held = {id(jobs[0]): 200.0, id(jobs[1]): 100.0}
+
+    def story(job):
+        rows = [
+            TermRow("optimizer_states", "Optimiser states", 150.0, held[id(job)]),
+            TermRow("activations", "Activations", 50.0, 60.0, is_rest=True),
+        ]
+        return SimpleNamespace(rows=tuple(rows))
+
+    monkeypatch.setattr(measured, "story_of", story)
+
+    (row,) = measured._rank_rows([Side(at + 1, job, "") for at, job in enumerate(jobs)])
+
+    assert row.label == "Optimiser states on a rank"
+    assert [cell.measured for cell in row.cells] == [200.0, 100.0]
+    assert row.cells[1].against_first.endswith("50 %")
+    assert row.cells[1].ratio == pytest.approx(100 / 150)
+
+
+def test_one_process_beside_several_has_no_rows_of_a_rank():
+    alone, shared = Job(kind="train", spec={}), Job(kind="train", spec={}, devices_per_host=2)
+
+    assert measured._rank_rows([Side(1, alone, ""), Side(2, shared, "")]) == []
