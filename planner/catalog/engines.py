@@ -58,6 +58,7 @@ class Engine(Spec):
     bucket_bytes: float = 25e6
     bucket_bytes_per_rank: float = 0.0
     gradient_dtype: Dtype | None = None
+    adapter_dtype: Dtype = "bf16"
     fp8_kv_cache_with_fp8_weights: bool = False
     fp8_kv_cache_architectures: tuple[str, ...] = ()
     reserves_whole_requests: bool = False

@@ -252,10 +252,11 @@ class _Stage:
         return stored / setting.weight_element_bytes
 
     def adapters(self) -> float:
-        """Return the adapters' own weights, kept in 16 bits."""
+        """Return the adapters' own weights, in the engine's format for them."""
         if self.workload.method not in ADAPTER_METHODS:
             return 0.0
-        return self._state("Adapter weights", "adapters", element_bytes("bf16"), self._shards(3))
+        each = element_bytes(self.setting.engine.adapter_dtype)
+        return self._state("Adapter weights", "adapters", each, self._shards(3))
 
     def gradients(self) -> float:
         """Return the gradients; a fused optimiser holds one layer's at a time."""

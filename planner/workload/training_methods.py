@@ -58,7 +58,7 @@ def gradient_bytes_each(setting: Setting, workload: TrainWorkload, layers: float
     every 16-bit gradient beside the fp32 one that it is added to.
     """
     given = setting.strategy.gradient_dtype or "bf16"
-    dtype = "bf16" if workload.method in ADAPTER_METHODS else given
+    dtype = setting.engine.adapter_dtype if workload.method in ADAPTER_METHODS else given
     beside = dtype == "fp32" and setting.engine.narrow_gradients_beside
     each = element_bytes(dtype) + (element_bytes("bf16") if beside else 0.0)
     is_fused = workload.method in FUSED_METHODS or setting.has_integer_vocabulary

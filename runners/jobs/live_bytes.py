@@ -25,9 +25,16 @@ class LiveBytes(TorchDispatchMode):
     in the thread that asked for it.
     """
 
-    def __init__(self, before: Iterable[torch.Tensor] = ()) -> None:
-        """Take the tensors that are there ``before`` as known: writing to them makes nothing."""
+    def __init__(
+        self, before: Iterable[torch.Tensor] = (), *, follows_resizing: bool = False
+    ) -> None:
+        """Take the tensors that are there ``before`` as known: writing to them makes nothing.
+
+        With ``follows_resizing`` storages are measured again after each operator: gathered
+        weights are emptied and filled in place.
+        """
         super().__init__()
+        self._follows_resizing = follows_resizing
         self.now = 0
         self.peak = 0
         self._alive: dict[int, weakref.ref[object]] = {}
@@ -47,6 +54,8 @@ class LiveBytes(TorchDispatchMode):
         for each in tree_leaves(made):
             if isinstance(each, torch.Tensor):
                 self._note(each)
+        if self._follows_resizing:
+            self._measure_again()
         return made
 
     def leave_out(self, tensor: torch.Tensor) -> None:
@@ -66,13 +75,23 @@ class LiveBytes(TorchDispatchMode):
         self.now += self._sizes[key]
         self.peak = max(self.peak, self.now)
 
+    def _measure_again(self) -> None:
+        for key, alive in list(self._alive.items()):
+            storage = alive()
+            if isinstance(storage, torch.UntypedStorage):
+                self._sizes[key] = storage.nbytes()
+        self.now = sum(self._sizes.values())
+        self.peak = max(self.peak, self.now)
+
     def _forget(self, key: int) -> None:
         self.now -= self._sizes.pop(key)
         del self._alive[key]
 
 
 @contextlib.contextmanager
-def activations_counted(model: torch.nn.Module) -> Iterator[LiveBytes]:
+def activations_counted(
+    model: torch.nn.Module, *, follows_resizing: bool = False
+) -> Iterator[LiveBytes]:
     """Count what a forward and backward pass hold beside weights and their gradients."""
     held = itertools.chain(model.parameters(), model.buffers())
 
@@ -80,7 +99,7 @@ def activations_counted(model: torch.nn.Module) -> Iterator[LiveBytes]:
         if parameter.grad is not None:
             live.leave_out(parameter.grad)
 
-    with LiveBytes(held) as live:
+    with LiveBytes(held, follows_resizing=follows_resizing) as live:
         hooks = [
             each.register_post_accumulate_grad_hook(arrived)
             for each in model.parameters()

@@ -1,12 +1,13 @@
-"""What makes training fit, in bytes: ``python -m runners.jobs.tuning_bench``.
+"""What makes training fit, and at what time: ``python -m runners.jobs.tuning_bench``.
 
 Prints ratios as JSON lines, for `manage.py bench tune`. Each model makes its steps, so that
-activations, gradients and states are really there; they are counted, nothing is timed.
+activations, gradients and states are really there and counted; what is timed is timed in turns.
 """
 
 import json
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -20,10 +21,10 @@ from runners.jobs.live_bytes import LiveBytes, activations_counted
 from runners.jobs.loading import demo_config, fresh_model
 from runners.jobs.memory import gradient_bytes, model_bytes, optimizer_bytes
 from runners.jobs.runtime import prepare_process
-from runners.jobs.train.integers import hold_as_integers
 from runners.jobs.train.optimizers import build_optimizer
 from runners.jobs.train.recomputation import recompute
 from runners.jobs.train.swap import Swap, activations_away
+from runners.jobs.training_pace_bench import growing_ratios, recomputation_ratios
 from runners.jobspec import DemoModel
 from runners.jobspec.training_memory import Away, Optimizer, Recomputation
 from runners.ratios import Ratio
@@ -104,8 +105,6 @@ def step_of(
     torch.manual_seed(0)
     model = fresh_model(demo_config(shape), torch.float32).train()
     model.set_attn_implementation("eager")
-    if name == "qft":
-        hold_as_integers(model)
     recompute(model, how)
     optimizer = build_optimizer(model, 1e-3, name)
     length = shape.max_position_embeddings
@@ -149,5 +148,6 @@ def held(shape: DemoModel, options: LoraOptions | None) -> Held:
 
 if __name__ == "__main__":
     prepare_process()
-    for each in (*ratios(), *fitting_ratios()):
+    torch.set_num_threads(1)
+    for each in chain(ratios(), fitting_ratios(), recomputation_ratios(), growing_ratios()):
         sys.stdout.write(json.dumps(each) + "\n")

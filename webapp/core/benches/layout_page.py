@@ -86,7 +86,7 @@ def _section(kept: Kept) -> str:
 
 
 PAGE = """\
-# Every layout's step, predicted and measured
+# Step times of all layouts, predicted and measured
 
 `manage.py bench layouts` lays two small trainings out in every way that the trainer has on four
 ranks of this machine, and asks the planner first. The planner knows what it would know of a host:

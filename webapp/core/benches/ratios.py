@@ -18,6 +18,7 @@ _ADAPTER = (
     "tests/runners/jobs/test_tuning_bench.py::"
     "test_an_adapter_trains_and_holds_far_less_than_the_whole_model"
 )
+_PACE = "tests/runners/jobs/test_training_pace_bench.py"
 _FITTING = "tests/runners/jobs/test_tuning_bench.py::test_what_makes_training_fit_holds_less"
 
 
@@ -178,7 +179,44 @@ PROOFS: dict[str, tuple[Proof, ...]] = {
             "less is held although no product is computed again",
             _FITTING,
         ),
+        *(
+            Proof(
+                f"kept / {how} recomputation's seconds",
+                "at the price of a forward pass: the work of a step does not double",
+                f"{_PACE}::test_recomputation_does_not_double_the_work_of_a_step",
+                floor=0.5,
+            )
+            for how in ("selective", "full")
+        ),
     ),
+    "growlength": (
+        Proof(
+            "whole / growing lengths, time",
+            "as many tokens in less time",
+            f"{_PACE}::test_growing_lengths_take_less_time_for_as_many_tokens",
+        ),
+        Proof(
+            "whole / growing lengths, loss",
+            "the loss at the whole length grows by less than a hundredth",
+            f"{_PACE}::test_growing_lengths_take_less_time_for_as_many_tokens",
+            floor=0.99,
+        ),
+    ),
+    **{
+        key: (
+            Proof(
+                f"copies / {name} {term}, 4 ranks",
+                f"{term} are divided among the ranks",
+                "tests/runners/jobs/train/test_equality.py::"
+                "test_each_rank_holds_the_bytes_that_the_planner_counts_for_zero",
+            ),
+        )
+        for key, name, term in (
+            ("zero_1", "ZeRO-1", "optimiser states"),
+            ("zero_2", "ZeRO-2", "gradients"),
+            ("zero_3", "ZeRO-3", "weights"),
+        )
+    },
     "automatic_parallelism": tuple(
         Proof(
             f"fastest other layout / planner's first choice, {model} model",

@@ -94,7 +94,7 @@ def train(name: str, options: dict[str, Any], ranks: Ranks, folder: Path, victim
             os.kill(os.getpid(), signal.SIGKILL)
 
     if ranks.rank == victim:
-        for part in getattr(trainer.layout, "_stages", [trainer.model]):
+        for part in getattr(trainer.layout, "stages", [trainer.model]):
             part.register_forward_pre_hook(kill)
     trainer.resume()
     trainer.run()

@@ -22,7 +22,7 @@ from planner.specs.estimate import EstimateRequest
 from planner.specs.plan import PlanRequest
 from runners import weights_bench
 from runners.ratios import KeptRatio, Ratio
-from webapp.core.benches import compression, crowd, layout_page, layouts, site
+from webapp.core.benches import compression, crowd, layout_page, layouts, memory, site
 from webapp.core.benches.ratios import keep
 from webapp.core.peers.bench import Answer, answers, rows
 
@@ -175,6 +175,17 @@ def layout_times(*, is_kept: bool = False, load: float = 0.0) -> Iterator[Figure
     yield from map(Figure.of, layout_page.regrets(found))
 
 
+def memory_terms(*, is_kept: bool = False, load: float = 0.0) -> Iterator[Figure]:
+    """Count what real ranks hold of each of the planner's terms."""
+    found = {each.case: each for each in memory.held()}
+    for each in found.values():
+        for row in memory.rows_of(each):
+            yield Figure(f"{row.case}, {row.term}: planned / held - 1", row.error, "ratio")
+    if is_kept:
+        memory.keep(found.values(), load)
+    yield from map(Figure.of, memory.sharding_ratios(found))
+
+
 BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "import": planner_import,
     "estimate": estimates,
@@ -189,8 +200,9 @@ BENCHES: dict[str, Callable[[], Iterator[Figure]]] = {
     "offload": offload,
     "compress": compress,
     "layouts": layout_times,
+    "memory": memory_terms,
 }
-WITH_PAGES = {"layouts": layout_times}  # and ratios beside their rows
+WITH_PAGES = {"layouts": layout_times, "memory": memory_terms}  # and ratios beside their rows
 
 
 class Command(BaseCommand):
@@ -207,7 +219,7 @@ class Command(BaseCommand):
             "--keep",
             action="store_true",
             help="keep the ratios with date, versions and machine, as what proves techniques; of "
-            "`compress` and `layouts`, the rows of the table and its page too",
+            "`compress`, `layouts` and `memory`, the rows of the table and its page too",
         )
         parser.add_argument(
             "--peers",

@@ -1,0 +1,105 @@
+"""What real ranks hold of each of the planner's terms: ``python -m runners.jobs.memory_bench``.
+
+Prints a JSON line per case, for ``manage.py bench memory``. Terms are exact bytes of tensors; the
+process's peak stands beside them, which also has libraries, stacks and what malloc keeps.
+"""
+
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from runners.adapter_options import LoraOptions
+from runners.jobs.adapters import Lora
+from runners.jobs.forked_ranks import load_what_training_loads, on_ranks
+from runners.jobs.live_bytes import activations_counted
+from runners.jobs.loading import fresh_model, load_folder
+from runners.jobs.memory import PeakMeter, model_bytes, optimizer_bytes
+from runners.jobs.ranks import Ranks
+from runners.jobs.runtime import prepare_process
+from runners.jobs.train.batches import Batch
+from runners.jobs.train.layout import StepLoss
+from runners.jobs.train.quiet import quiet_trainer
+from runners.jobs.train.trainer import Trainer
+from runners.memory_cases import CASES, CONFIG, Case, Held
+
+CPU = torch.device("cpu")
+
+
+def held_by_ranks(cases: Sequence[Case] = CASES) -> Iterator[Held]:
+    """Yield what the fullest rank of each case holds in its second step."""
+    load_what_training_loads(CONFIG)
+    for case in cases:
+        found = on_ranks(case.ranks, partial(_held, case))
+        fullest = max(found, key=lambda each: sum(each[name] for name in Held.TERMS))
+        yield Held(case=case.name, **{name: round(size) for name, size in fullest.items()})
+
+
+def _held(case: Case, ranks: Ranks) -> dict[str, float]:
+    meter = PeakMeter(CPU)
+    with tempfile.TemporaryDirectory() as folder:
+        model, adapters = _model(case, Path(folder))
+        trainer = quiet_trainer(case.training, CONFIG, Path(folder), ranks, model=model)
+        trainer.model.train()
+        trainer.layout.begin()
+        own = 0 if ranks.is_alone or case.is_whole else None
+        weights = model_bytes(trainer.model) if own == 0 else trainer.layout.weight_bytes()
+        trainer.make_step()
+        seen = _Watched(trainer)
+        trainer.make_step()
+        peak = meter.read()
+    return {
+        "weights": weights - adapters,
+        "adapters": adapters,
+        "gradients": seen.gradients,
+        "optimizer_states": optimizer_bytes(trainer.optimizer),
+        "activations": seen.activations,
+        "process_peak": peak.bytes,
+        "process_start": peak.start_bytes,
+    }
+
+
+def _model(case: Case, folder: Path) -> tuple[PreTrainedModel | None, int]:
+    """Return the case's own model and the bytes of its adapter; None: a fresh one learns."""
+    if case.adapter is None:
+        return None, 0
+    torch.manual_seed(0)
+    fresh_model(dict(CONFIG), torch.float32).save_pretrained(str(folder / "base"))
+    model = load_folder(folder / "base", "int4" if case.adapter == "nf4" else "bf16", CPU)
+    lora = Lora(model, LoraOptions(rank=case.rank, alpha=2 * case.rank, base_dtype=case.adapter))
+    return model, lora.bytes
+
+
+class _Watched:
+    """Counts what a trainer's next step holds while its gradients come."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer, self._compute = trainer, trainer.layout.gradients
+        self.activations = self.gradients = 0
+        trainer.layout.gradients = self._counted  # type: ignore[method-assign]  # one step alone
+
+    def _counted(self, batches: Sequence[Batch]) -> StepLoss:
+        layout = self._trainer.layout
+        stages = getattr(layout, "stages", None)
+        counted = torch.nn.ModuleList(stages) if stages else self._trainer.model
+        with activations_counted(counted, follows_resizing=True) as live:
+            found = self._compute(batches)
+        self.activations = live.peak
+        self.gradients = self._trainer.gradients_held()
+        return found
+
+
+def main() -> None:
+    """Print what each case's fullest rank holds."""
+    prepare_process()
+    for each in held_by_ranks():
+        sys.stdout.write(each.model_dump_json() + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
