@@ -316,6 +316,11 @@ ABILITIES: dict[str, Ability] = {
     "quantization_aware_training": Ability(
         "train", OWN, f"{_TRAIN}/test_quantized.py::test_the_plain_weights_lie_on_the_grid"
     ),
+    "lightseq2": Ability(
+        "train",
+        "torch",
+        f"{_TRAIN}/test_compiled_training.py::test_compiled_layers_learn_what_plain_ones_learn",
+    ),
     "growlength": Ability(
         "train",
         OWN,

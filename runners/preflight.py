@@ -146,8 +146,8 @@ def _compiler(needs: Needs) -> Iterator[PreflightCheck]:
         return
     yield no(
         "compiler",
-        f"The job compiles its decode step, and this host has no {COMPILER}.",
-        f"Install {COMPILER} on the host, or launch without the compiled step.",
+        f"The job compiles kernels, and this host has no {COMPILER}.",
+        f"Install {COMPILER} on the host, or launch without compiled kernels.",
     )
 
 

@@ -18,6 +18,8 @@ from runners.jobspec.data import HostText, MixedData, SampleOptions, TrainData
 from runners.jobspec.training_memory import LengthSchedule, TrainingMemory, check_lengths
 from runners.layout_options import LayoutOptions
 
+TrainAttention = Literal["auto", "flash", "eager"]  # auto: as suits the device
+
 
 class TrainSpec(TrainingMemory):
     """Train or continue to train a model: on the host's own text, or on ``data``.
@@ -26,6 +28,7 @@ class TrainSpec(TrainingMemory):
     many they are, the step is the same. With ``lora`` the weights stay and an adapter learns.
     With ``quantized`` integers take part, and what is left lies on their grid.
     ``length_schedule`` trains shares of the steps at shorter lengths first, in more rows.
+    ``attention``: fused or as separate products; ``compiled``: layers run as compiled kernels.
     ``layout``: how the ranks share the work; without one each holds a whole copy. A pipeline that
     may shrink divides its layers anew among the ranks that are left. With the objective
     ``classification`` an encoder learns the label of each text, which the data must have, one
@@ -43,6 +46,8 @@ class TrainSpec(TrainingMemory):
     max_steps: PositiveInt | None = None
     time_budget_seconds: PositiveFloat | None = 120.0
     compute_dtype: ComputeDtype = "bf16"
+    attention: TrainAttention = "auto"
+    compiled: bool = False
     lora: LoraOptions | None = None
     quantized: QuantizedTraining | None = None
     data: TrainData = HostText()
@@ -80,6 +85,24 @@ class TrainSpec(TrainingMemory):
         if self.objective == "classification":
             for why in _against_classification(self):
                 raise ValueError(f"objective is classification, {why}")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_compiled(self) -> Self:
+        layout = self.layout
+        hindrances = {
+            f"activation_offload {self.activation_offload}": self.activation_offload != "none",
+            "activation_recomputation selective": self.activation_recomputation == "selective",
+            "optimizer qft": self.optimizer == "qft",
+            "quantized": self.quantized is not None,
+            "length_schedule": self.length_schedule is not None,
+            "a layout that divides the model": layout is not None and not layout.is_whole_copies,
+        }
+        found = [what for what, is_there in hindrances.items() if is_there]
+        if self.compiled and found:
+            raise ValueError(
+                f"compiled layers do not go with {', '.join(found)}; leave compiled out, or these"
+            )
         return self
 
     @model_validator(mode="after")

@@ -32,7 +32,7 @@ def needs_of(attempt: Attempt) -> Needs:
             "memory_bytes": int(peak.get("low") or peak.get("value") or 0),
             "model": model if model.get("source") in ON_DISK else None,
             "gpus": gpus,
-            "compiles": bool(spec.get("compiled_step")),
+            "compiles": bool(spec.get("compiled_step") or spec.get("compiled")),
             "ports": [port for port in (attempt.master_port, spec.get("port")) if port],
         }
     )

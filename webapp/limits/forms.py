@@ -27,6 +27,8 @@ UNASKED = {
     "kv_cache",
     "guessing",
     "decode_step",
+    "attention",
+    "training_step",
 }
 PRICES = [("balanced", "The lowest price by the hour"), ("cost", "The lowest price by the token")]
 HOST = "host:"

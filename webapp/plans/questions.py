@@ -226,9 +226,13 @@ def _pins(draft: Draft, *, is_pool: bool) -> Strategy:
         for name, value in draft["pins"].items()
         if value or (name == "zero_stage" and value == 0)  # stage 0 is an answer
     }
-    if is_pool and draft["goal"]["goal"] in TRAININGS:
+    goal = draft["goal"]["goal"]
+    asked = draft["workload"][goal].get("attention") if goal in TRAININGS else None
+    if asked in {"flash", "eager"}:
+        pins = {"attention": asked, **pins}
+    if is_pool and goal in TRAININGS:
         pins = {**WHOLE_COPIES.model_dump(exclude_none=True), **pins}
-    if draft["goal"]["goal"] == "compress":
+    if goal == "compress":
         pins = {"weight_dtype": SOURCE_DTYPE, **pins}
     return Strategy(**pins)
 

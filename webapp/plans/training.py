@@ -159,6 +159,8 @@ def _train_fields(values: dict[str, Any], best: PlannedStrategy) -> dict[str, An
         "length_schedule": stages_of(values),
         "quantized": _integers(values),
         "on_spike": values.get("on_spike") or "stop",
+        "attention": values.get("attention") or "auto",
+        "compiled": values.get("training_step") == "compiled",
     }
 
 

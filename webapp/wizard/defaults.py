@@ -61,6 +61,8 @@ WORKLOADS: dict[str, dict[str, Any]] = {
         "lengths": "fixed",
         "rounding": "none",
         "on_spike": "stop",
+        "attention": "auto",
+        "training_step": "plain",
     },
     "pretrain": {
         "sequence_length": 256,
@@ -74,6 +76,8 @@ WORKLOADS: dict[str, dict[str, Any]] = {
         "lengths": "fixed",
         "rounding": "none",
         "on_spike": "stop",
+        "attention": "auto",
+        "training_step": "plain",
     },
     "compress": {
         "method": "int8_weight_only",

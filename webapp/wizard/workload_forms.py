@@ -185,6 +185,22 @@ class PretrainForm(DataForm):
         required=False,
         help_text="The model then loses little when it is compressed so",
     )
+    attention = forms.ChoiceField(
+        label="Attention kernel",
+        choices=[
+            ("auto", "As suits the device"),
+            ("flash", "Fused (SDPA)"),
+            ("eager", "Separate products"),
+        ],
+        required=False,
+        help_text="A fused one keeps no scores; on a CPU it is slower for short sequences",
+    )
+    training_step = forms.ChoiceField(
+        label="Training step",
+        choices=[("plain", "As it is"), ("compiled", "Compiled layers")],
+        required=False,
+        help_text="Compiling takes up to a few minutes at the start, and needs g++ on the host",
+    )
     on_spike = forms.ChoiceField(
         label="On a loss spike",
         choices=[("stop", "Stop; the last checkpoint stays"), ("skip", "Pass over the step")],

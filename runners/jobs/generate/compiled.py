@@ -9,11 +9,8 @@ Source: Wang et al. 2021 (LightSeq), arXiv:2010.13887; Li et al. 2021 (EET), arX
 # mypy: disable-error-code="no-untyped-call"
 # transformers ships types, but leaves some of its functions without.
 
-import os
-import shutil
 from collections.abc import Callable, Sequence
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,22 +26,8 @@ from runners.jobs.generate.static import (
     now,
     write_out,
 )
-from runners.jobs.runtime import BadInputError
 
-COMPILER = "g++"
 Step = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-def check_compiler(scratch: Path) -> None:
-    """Let compiled kernels be kept in a folder of the job's own.
-
-    Raises:
-        BadInputError: this host has no compiler.
-    """
-    if shutil.which(COMPILER) is None:
-        msg = f"compiled_step needs {COMPILER}, which this host lacks; install it or leave it out"
-        raise BadInputError(msg)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(scratch)
 
 
 class CompiledStep:

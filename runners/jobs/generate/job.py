@@ -7,11 +7,11 @@ from functools import partial
 from transformers import PreTrainedModel
 
 from runners.generate_options import PolicyOffload, StageChain
+from runners.jobs.compiler import check_compiler
 from runners.jobs.generate.answering import Run, answer_all
 from runners.jobs.generate.caches import check_cache
 from runners.jobs.generate.chain import Chain
 from runners.jobs.generate.chained import work_in_chain
-from runners.jobs.generate.compiled import check_compiler
 from runners.jobs.generate.figures import notes_of
 from runners.jobs.generate.outputs import (
     JOURNAL,
@@ -75,7 +75,7 @@ def work(job: Job) -> None:
 def _answer(job: Job, spec: GenerateSpec, opened: Callable[[], Chain] | None = None) -> bool:
     """Answer the prompts, by a chain where one is opened; return whether the job was stopped."""
     if spec.compiled_step:
-        check_compiler(job.scratch_dir())
+        check_compiler(job.scratch_dir(), "compiled_step")
     texts = read_texts(job, spec.prompts)
     if not isinstance(spec.offload, PolicyOffload):  # which packs four bits by itself
         preload_library(spec.weight_dtype)

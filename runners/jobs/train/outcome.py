@@ -153,7 +153,7 @@ def _notes(prepared: Prepared, peak: Peak) -> dict[str, str]:
         "device": str(trainer.device),
         "threads": str(torch.get_num_threads()),
     }
-    notes |= prepared.data.notes
+    notes |= _kernel_notes(trainer) | prepared.data.notes
     if prepared.data.judged is not None:
         notes["data_loss"] = "a label, on samples that were kept from training by their content"
     if lora is not None:
@@ -170,6 +170,17 @@ def _notes(prepared: Prepared, peak: Peak) -> dict[str, str]:
         notes["ranks"] = _ranks_note(trainer)
     if trainer.resumed_at_step is not None:
         notes["resumed"] = f"from the checkpoint at step {trainer.resumed_at_step}"
+    return notes
+
+
+def _kernel_notes(trainer: Trainer) -> dict[str, str]:
+    """Return which kernels were fused while it trained, and what compiling brought."""
+    ways = {"sdpa": "torch's fused attention (SDPA)", "eager": "scores as separate products"}
+    notes = {"attention": ways.get(trainer.attention, trainer.attention)}
+    if isinstance(trainer.optimizer, torch.optim.AdamW):
+        notes["optimizer"] = "AdamW, all of a weight's update in one kernel"
+    if trainer.compiled is not None:
+        notes["compiled"] = trainer.compiled.note(trainer.step_seconds)
     return notes
 
 

@@ -17,6 +17,7 @@ from runners.jobs.runtime import BadInputError, Job
 from runners.jobs.tokenizer import TokenIds
 from runners.jobs.train.batches import Batch, Batches
 from runners.jobs.train.checkpoint import TrainState
+from runners.jobs.train.compiled_layers import PLAIN_STEPS, CompiledLayers
 from runners.jobs.train.fused_updates import FusedUpdate
 from runners.jobs.train.guard import SpikeGuard
 from runners.jobs.train.integers import hold_as_integers
@@ -60,12 +61,14 @@ class Trainer:
 
     def __post_init__(self) -> None:
         spec, scratch = self.spec, self.job.scratch_dir()
+        self.attention = str(self.model.config._attn_implementation)  # noqa: SLF001 - no public name
         if spec.optimizer == "qft":
             hold_as_integers(self.model)
         recompute(self.model, spec.activation_recomputation)
         self.layout = chosen_layout(self.model, spec, self.device, self.ranks)
         states = (spec.optimizer_offload, scratch)
         trained = self.layout.trained
+        self.compiled = CompiledLayers(self.model, scratch) if spec.compiled else None
         self.optimizer = build_optimizer(trained, spec.learning_rate, spec.optimizer, states)
         check_fused(self.optimizer, self.ranks)
         self.pace = Pace(spec.max_steps, spec.time_budget_seconds)
@@ -110,6 +113,8 @@ class Trainer:
             if is_due and not is_stopped:
                 self.checkpoint()
             if self.pace.fraction(self.state) >= 1.0:
+                if self.compiled is not None:
+                    self.compiled.end()
                 return True
             if is_stopped:
                 self.checkpoint()
@@ -142,6 +147,8 @@ class Trainer:
 
     def make_step(self) -> dict[str, float]:
         """Make one step of the optimiser on its micro-batches, and return what is said of it."""
+        if self.compiled is not None and len(self.step_seconds) == PLAIN_STEPS:
+            self.compiled.begin()
         rate = self.spec.learning_rate * learning_rate_ratio(self.pace.fraction(self.state))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -233,7 +240,9 @@ class Trainer:
         self.layout.synchronise()
         model = self.layout.whole()
         if model is not None:
-            self.job.emitter.metric(self.validation(model), step=self.state.step)
+            with self.compiled.aside() if self.compiled else contextlib.nullcontext():
+                found = self.validation(model)
+            self.job.emitter.metric(found, step=self.state.step)
 
     def validation(self, model: PreTrainedModel) -> dict[str, float]:
         """Return how a model does on what no step learns from: its mean loss in nats, and more."""

@@ -186,6 +186,17 @@ def test_moments_that_the_plan_has_on_disk_wait_there(plan, planned, where):
     assert spec.optimizer_offload == where
 
 
+@pytest.mark.parametrize("way", ["eager", "flash", "auto"])
+def test_kernels_that_were_chosen_reach_plan_and_host(plan, way):
+    made = plan("finetune", "team")
+    made.draft["workload"]["finetune"] |= {"attention": way, "training_step": "compiled"}
+
+    launch = launch_of(made)
+
+    assert (launch.spec.attention, launch.spec.compiled) == (way, True)
+    assert launch.best.strategy.attention == ("eager" if way == "eager" else "flash")
+
+
 def test_growing_lengths_reach_the_host_with_the_plans_tokens(plan):
     made = plan("pretrain", "demo")
     asked = {"lengths": "grow", "million_tokens": 0.2, "time_budget_minutes": None}

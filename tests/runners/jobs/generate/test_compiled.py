@@ -7,7 +7,8 @@ import torch
 from pydantic import ValidationError
 
 from runners.generate_options import LayerStreaming
-from runners.jobs.generate.compiled import CompiledStep, check_compiler
+from runners.jobs.compiler import check_compiler
+from runners.jobs.generate.compiled import CompiledStep
 from runners.jobs.generate.static import Limits, StopRequestedError, run_batch
 from runners.jobs.loading import fresh_model, ready
 from runners.jobs.runtime import BadInputError
@@ -73,7 +74,7 @@ def test_without_a_compiler_the_job_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
 
     with pytest.raises(BadInputError, match=r"compiled_step needs g\+\+.*leave it out"):
-        check_compiler(tmp_path)
+        check_compiler(tmp_path, "compiled_step")
 
 
 @pytest.mark.parametrize(
