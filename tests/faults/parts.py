@@ -35,6 +35,8 @@ class Desk:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
             start_new_session=True, text=True, bufsize=1,
         )  # fmt: skip
+        self._answers = select.poll()  # any descriptor: select() takes none beyond 1,023
+        self._answers.register(self._process.stdout, select.POLLIN)
 
     def __getattr__(self, name: str) -> Any:
         return lambda **arguments: self._call(name, arguments)
@@ -42,7 +44,7 @@ class Desk:
     def _call(self, name: str, arguments: dict[str, Any]) -> Any:
         with self._lock:
             self._process.stdin.write(json.dumps([name, arguments]) + "\n")
-            if not select.select([self._process.stdout], [], [], 90)[0]:
+            if not self._answers.poll(90_000):
                 raise StackError(f"the desk did not answer {name}")
             answer = json.loads(self._process.stdout.readline() or '{"error": "the desk is gone"}')
         if "error" in answer:
