@@ -73,7 +73,7 @@ class Effort:
     num_prompts: int = 64
     input_tokens: int = 16
     output_tokens: int = 8
-    rounds: int = 5
+    rounds: int = 4
     probe: Probe = PROBE
 
 

@@ -5,6 +5,7 @@ import datetime as dt
 import pytest
 
 from runners.abilities import ABILITIES
+from runners.jobs import offload_bench
 from runners.ratios import KeptRatio, Ratio
 from webapp.core.benches.ratios import PROOFS, evidence, holds, keep, level_of, stored
 from webapp.core.management.commands.bench import Figure
@@ -90,6 +91,12 @@ def test_a_ratio_that_was_taken_beside_other_work_says_so(load, said):
 
 def test_a_figure_of_a_ratio_is_printed_with_its_interval():
     assert Figure.of(Ratio("a / b", 2.0, 1.5, 2.5, 7, "bytes")).remark == "   1.5 to 2.5, n = 7"
+
+
+def test_flexgen_is_held_to_both_ratios_of_its_bench():
+    names = {proof.ratio for proof in PROOFS["flexgen"]}
+
+    assert names == {offload_bench.NAME, offload_bench.READ_NAME}
 
 
 @pytest.mark.parametrize("key", sorted(PROOFS))

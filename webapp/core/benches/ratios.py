@@ -19,6 +19,10 @@ _ADAPTER = (
     "test_an_adapter_trains_and_holds_far_less_than_the_whole_model"
 )
 _PACE = "tests/runners/jobs/test_training_pace_bench.py"
+_POLICY = (
+    "tests/runners/jobs/generate/test_policy.py::"
+    "test_each_layer_comes_once_a_pass_however_many_micro_batches_it_serves"
+)
 _FITTING = "tests/runners/jobs/test_tuning_bench.py::test_what_makes_training_fit_holds_less"
 
 
@@ -240,6 +244,18 @@ PROOFS: dict[str, tuple[Proof, ...]] = {
             "streamed one by one / for a batch",
             "a batch pays once for what comes from disk",
             "test_a_batch_takes_the_passes_of_one_prompt",
+        ),
+    ),
+    "flexgen": (
+        Proof(
+            "accelerate's default map / the planner's policy, in one memory",
+            "in the same memory the same pile is answered sooner",
+            _POLICY,
+        ),
+        Proof(
+            "accelerate's default map / the planner's policy, from one disk",
+            "weights are read once for the whole pile, not for each batch that fits",
+            _POLICY,
         ),
     ),
     "speculative_decoding": (

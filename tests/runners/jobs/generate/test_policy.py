@@ -165,6 +165,7 @@ def test_bytes_lie_where_the_policy_has_them_within_a_layer(block, is_narrow):
     assert held.cache.most.total() == LAYERS * tokens * per_token
 
 
+@pytest.mark.proven
 @pytest.mark.parametrize("size", [None, 1, 2])
 def test_each_layer_comes_once_a_pass_however_many_micro_batches_it_serves(block, size):
     policy = block(micro_batch_size=size, weights_disk=0.5)
