@@ -1,5 +1,7 @@
 """Training memory by moment: what layers keep, when the logits are there, what loading takes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -150,9 +152,7 @@ def test_the_fullest_of_columns_is_chosen_row_by_row():
 def test_copies_while_updating_stand_beside_no_activation():
     setting = resolve(EstimateRequest.model_validate(document(workload=FULL, engine="megatron")))
     engine = setting.engine.model_copy(update={"update_copies": 25.0})
-    fatter = stage_moments(type(setting)(**{**vars(setting), "engine": engine}), setting.workload)[
-        2
-    ]
+    fatter = stage_moments(replace(setting, engine=engine), setting.workload)[2]
 
     assert fatter.by_class["buffers"] == pytest.approx(100 * setting.counts.total)
     assert fatter.by_class["activations"] == 0
