@@ -24,13 +24,13 @@ made other rows worse, or that would only have memorised these, was dropped.
   norms stood in for it, at eight times what layers move. Dropped: a release of an engine as a
   level of its own among engines (22.8 % where the release is asked, 19.8 % where not), for most
   pairs were measured with one release; all of SGLang's callers in step, as where prompts go before
-  decoding (Qwen3-32B 30.9 → 9.1 %, but every other pair worse, Llama-3.1-8B 8.2 → 17.0 %); experts
-  that no token visits read as well (15.5 %), which vLLM's times ask for and no other engine's;
-  pairs free to be slower as a whole within the fit of engines (15.6 to 16.6 %); and prompts whose
-  kernels the host issues beside the device's work, so that the longer of the two counts (dense
-  11.8 → 11.5 %, but sparse 18.5 → 19.3 % and time to first token 35.0 → 39.1 %). Next: a floor
-  under short prompts on many ranks: on eight H100 one of 1,024 tokens delays Llama-3.1-8B's other
-  callers by 18 ms, one of 4,096 by 25 ms.
+  decoding (Qwen3-32B 30.9 → 9.1 %, but all other pairs but one worse, Llama-3.1-8B 8.2 →
+  17.0 %); experts that no token visits read as well (15.5 %), which vLLM's times ask for and no
+  other engine's; pairs free to be slower as a whole within the fit of engines (15.6 to 16.6 %);
+  and prompts whose kernels the host issues beside the device's work, so that the longer of
+  the two counts (dense 11.8 → 11.5 %, but sparse 18.5 → 19.3 % and time to first token 35.0 →
+  39.1 %). Next: a floor under short prompts on many ranks: on eight H100 one of 1,024
+  tokens delays Llama-3.1-8B's other callers by 18 ms, one of 4,096 by 25 ms.
 - **Time per output token, unseen sweep, sparse.** Releases differ: DeepSeek in NVFP4 on B200 took
   85 to 92 ms a token under TensorRT-LLM 1.3.0rc1 and 17 to 21 under 1.3.0rc5. Kept: a request may
   name the release ("tensorrt_llm 1.3.0rc5"), and the rows do (all models 7.1 → 6.8 %, sparse 9.4 →
