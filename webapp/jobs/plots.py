@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
-from webapp.charts.catalog import ChartSpec, charts_for
+from webapp.charts.catalog import LOSS, MEMORY, ChartSpec, charts_for
 from webapp.charts.figures import MAX_POINTS, Prediction, Series, figure, verdict
 from webapp.charts.plotted import Plotted, so_far
 from webapp.charts.svg import clock
@@ -56,7 +56,7 @@ def draw(job: Job, *, is_complete: bool = False, part: Attempt | None = None) ->
     stored = MetricSource.objects.filter(attempt_id=attempt.pk).values_list("metrics", flat=True)
     names = {name for names in stored for name in names} | _gpu_metrics(attempt)
     kind = "serve" if job.spec.get("load") else job.kind  # an endpoint's own, under load
-    charts = charts_for(kind, names, is_complete=is_complete)
+    charts = [_of(job, each) for each in charts_for(kind, names, is_complete=is_complete)]
     found = read_series(attempt.pk, [chart.metric for chart in charts], points=MAX_POINTS)
     series = {each.metric: series_of(each) for each in found}
     span = span_ms(job, series.values())
@@ -66,6 +66,19 @@ def draw(job: Job, *, is_complete: bool = False, part: Attempt | None = None) ->
         _draw(chart, series.get(chart.metric) or Series(chart.metric), span, said)
         for chart in charts
     ]
+
+
+def _of(job: Job, chart: ChartSpec) -> ChartSpec:
+    """Return a chart as this job has it.
+
+    A classifier's loss is a text's, not a token's. The memory of several ranks is one curve, and
+    what is predicted is one rank's: it is not drawn beside their sum.
+    """
+    if chart is LOSS and job.spec.get("objective") == "classification":
+        return replace(chart, unit="nats per text", axis="nats per text")
+    if chart is MEMORY and job.processes_per_host > 1:
+        return replace(chart, title="Memory of the job, all ranks", predicted="")
+    return chart
 
 
 def _gpu_metrics(attempt: Attempt) -> set[str]:

@@ -105,6 +105,45 @@ def test_the_latest_memory_is_the_peak_so_far(running, report):
     assert latest_values(running, draw(running))["peak_memory_bytes"] == 9e8
 
 
+@pytest.fixture
+def on_two_ranks(running, report) -> Job:
+    """The running job as one of two processes of its host, whose memory is measured as a sum."""
+    running.spec = {**running.spec, "parallel": {"processes_per_host": 2}}
+    running.save()
+    report(("metric", {"source": "supervisor", "values": {"rss_bytes": 1.6e9}}))
+    return running
+
+
+def test_the_memory_of_several_ranks_has_no_prediction_of_one_beside_it(on_two_ranks):
+    memory = next(one for one in draw(on_two_ranks) if one.chart.key == "memory")
+
+    assert memory.chart.title == "Memory of the job, all ranks"
+    assert memory.prediction is None
+    assert [each["name"] for each in memory.figure["data"]] == ["measured"]
+    assert "predicted" not in memory.words.lower()
+    assert "peak_memory_bytes" not in latest_values(on_two_ranks, draw(on_two_ranks))
+
+
+def test_the_memory_of_one_rank_stands_beside_its_prediction(running, report):
+    report(("metric", {"source": "supervisor", "values": {"rss_bytes": 8e8}}))
+
+    memory = next(one for one in draw(running) if one.chart.key == "memory")
+
+    assert memory.prediction.value == 800e6
+    assert memory.words.startswith("Peak 763\u00a0MiB, equal to the predicted")
+
+
+@pytest.mark.parametrize(
+    ("objective", "unit"), [("classification", "nats per text"), ("language", "nats per token")]
+)
+def test_the_loss_is_one_of_what_the_training_learns(running, objective, unit):
+    running.spec = {**running.spec, "objective": objective}
+
+    loss = next(one for one in draw(running) if one.chart.key == "loss")
+
+    assert (loss.chart.unit, loss.chart.axis) == (unit, unit)
+
+
 def test_the_time_axis_of_a_finished_job_ends_with_it(finished):
     start, end = span_ms(finished)
 
