@@ -39,6 +39,10 @@ ROTARY_TABLES = 2
 LOSS_FP32_COPIES = 2
 UNFUSED_LOSS_FP32_COPIES = 4
 FP32_BYTES = 4
+# Scores and probabilities; in fp32 the softmax keeps its result alone, which the next product
+# reads: on eight layers with 4 heads and 256 tokens 127.9 MB are planned and 119.2 were held.
+SCORE_COPIES = 2
+FP32_SCORE_COPIES = 1
 
 
 @equation(
@@ -91,7 +95,7 @@ def kept_activation_bytes(
 
 
 @equation(
-    "A_s = 2 · a/t · T · s · B",
+    "A_s = c · a/t · T · s · B",
     unit="B",
     symbols={
         "num_heads": "a",
@@ -99,6 +103,7 @@ def kept_activation_bytes(
         "num_tokens": "T",
         "sequence_length": "s",
         "bytes_per_element": "B",
+        "copies": "c",
     },
     source=KORTHIKANTI,
 )
@@ -109,10 +114,16 @@ def score_bytes(
     num_tokens: Quantity,
     sequence_length: Quantity,
     bytes_per_element: Quantity,
+    copies: Quantity = SCORE_COPIES,
 ) -> Quantity:
     """Return the bytes of scores and probabilities that eager attention keeps in one layer."""
     heads = num_heads / tensor_parallel_size
-    return 2 * heads * num_tokens * sequence_length * bytes_per_element
+    return copies * heads * num_tokens * sequence_length * bytes_per_element
+
+
+def score_copies(compute_dtype: str | None) -> int:
+    """Return how many tensors of the scores' size eager attention keeps in a layer."""
+    return FP32_SCORE_COPIES if compute_dtype == "fp32" else SCORE_COPIES
 
 
 @equation(

@@ -69,6 +69,20 @@ def output_widths(model: ModelSpec) -> int:
     return query + 2 * key_value + 2 * model.hidden_size + wide * feed_forward
 
 
+def largest_weight(model: ModelSpec) -> int:
+    """Return the elements of the largest weight, whose gradient is all that a fused update holds.
+
+    That is often the vocabulary's. The experts of a layer are one weight, gates and up projections
+    side by side, as transformers 5 keeps them. Source: Lv et al. 2023 (LOMO), arXiv:2306.09782,
+    section 3.2: gradients take the memory of the largest one.
+    """
+    inner = max(model.intermediate_size, model.num_attention_heads * model.head_dim)
+    widest = max(model.vocab_size, inner) * model.hidden_size
+    gates = 2 if model.gated_mlp else 1
+    hidden = model.expert_hidden_size or model.hidden_size
+    return max(widest, gates * model.num_experts * model.moe_intermediate_size * hidden)
+
+
 def zero_shards(stage: int, first_sharding_stage: int, data_parallel_size: float) -> float:
     """Return over how many ranks a state is split: stage 1 states, 2 gradients, 3 weights."""
     return where(stage >= first_sharding_stage, data_parallel_size, 1.0)

@@ -17,6 +17,7 @@ from planner.cost.activations import (
     kept_token_bytes,
     loss_bytes,
     score_bytes,
+    score_copies,
 )
 from planner.cost.columns import maximum, where
 from planner.cost.dtypes import WIDE, element_bytes
@@ -259,7 +260,7 @@ class _Stage:
         return self._state("Adapter weights", "adapters", each, self._shards(3))
 
     def gradients(self) -> float:
-        """Return the gradients; a fused optimiser holds one layer's at a time."""
+        """Return the gradients; a fused optimiser holds one weight's at a time."""
         each = gradient_bytes_each(self.setting, self.workload, self.layers)
         return self._state("Gradients", "gradients", each, self._shards(2))
 
@@ -369,17 +370,16 @@ class _Stage:
         """Return the scores of one layer; flash attention keeps none."""
         if self.setting.strategy.attention != "eager":
             return 0.0
+        line = self.setting.line(GROUP, "Eager attention scores per layer", key="scores")
         return self.ledger.term(
             score_bytes,
-            replace(
-                self.setting.line(GROUP, "Eager attention scores per layer", key="scores"),
-                factor=self.setting.engine.score_ratio,
-            ),
+            replace(line, factor=self.setting.engine.score_ratio),
             num_heads=self.setting.model.num_attention_heads,
             tensor_parallel_size=self.setting.layout.tensor,
             num_tokens=tokens,
             sequence_length=self.workload.sequence_length,
             bytes_per_element=self._kept_bytes(),
+            copies=score_copies(self.setting.strategy.compute_dtype),
         )
 
     def _loss(self, tokens: float) -> float:

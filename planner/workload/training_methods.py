@@ -3,6 +3,7 @@
 from planner.cost.dtypes import SIXTEEN_BIT, element_bytes
 from planner.cost.training_states import (
     STATE_BYTES,
+    largest_weight,
     lora_parameters,
     lora_widths,
     output_widths,
@@ -52,7 +53,9 @@ def filled_ratio(setting: Setting, workload: TrainWorkload) -> float:
 
 
 def gradient_bytes_each(setting: Setting, workload: TrainWorkload, layers: float) -> float:
-    """Return the bytes of gradients per trained parameter; fused optimisers hold one layer's.
+    """Return the bytes of gradients per trained parameter of a stage of so many layers.
+
+    Fused optimisers hold those of one weight at a time, at most of the largest.
 
     QFT as published keeps every gradient in 8 bits; some engines fuse its update too. Some keep
     every 16-bit gradient beside the fp32 one that it is added to.
@@ -62,7 +65,10 @@ def gradient_bytes_each(setting: Setting, workload: TrainWorkload, layers: float
     beside = dtype == "fp32" and setting.engine.narrow_gradients_beside
     each = element_bytes(dtype) + (element_bytes("bf16") if beside else 0.0)
     is_fused = workload.method in FUSED_METHODS or setting.has_integer_vocabulary
-    return each / layers if is_fused else each
+    if not is_fused:
+        return each
+    portion = layers / setting.model.num_hidden_layers
+    return each * largest_weight(setting.model) / (setting.counts.total * portion)
 
 
 def moment_bytes(setting: Setting) -> float:

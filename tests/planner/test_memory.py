@@ -6,7 +6,12 @@ from planner.catalog.models import get_model
 from planner.cost.dtypes import weight_bytes_per_element
 from planner.cost.kv_cache import kv_cache_bytes, layer_tokens
 from planner.cost.parameters import count_parameters
-from planner.cost.training_states import lora_parameters, sharded_state_bytes, zero_shards
+from planner.cost.training_states import (
+    largest_weight,
+    lora_parameters,
+    sharded_state_bytes,
+    zero_shards,
+)
 from planner.cost.weights import stage_layers
 from tests.planner.asking import LLAMA_8B, LLAMA_70B, SERVE, TRAIN, ask, held
 
@@ -135,7 +140,44 @@ def test_lomo_keeps_no_optimiser_states():
     found = ask(workload={**TRAIN, "method": "lomo"}, engine="megatron")
 
     assert held(found, "optimizer_states") == 0
-    assert held(found, "gradients") < held(found, "weights") / 10
+
+
+@pytest.mark.parametrize(
+    ("model", "elements"),
+    [
+        (LLAMA_8B, 128_256 * 4096),  # the vocabulary
+        ("mistralai/Mixtral-8x7B-v0.1", 8 * 2 * 14_336 * 4096),  # all gates of a layer's experts
+    ],
+)
+def test_a_fused_update_holds_the_gradient_of_the_largest_weight(model, elements):
+    """LOMO, arXiv:2306.09782 section 3.2; a 262,144-element one was held as 1.05 MB in fp32."""
+    assert largest_weight(get_model(model)) == elements
+
+    found = ask(model=model, workload={**TRAIN, "method": "lomo"}, engine="megatron")
+
+    assert held(found, "gradients") == pytest.approx(4 * elements)
+
+
+def test_a_fused_update_divides_its_gradient_as_tensor_parallelism_divides_the_weight():
+    method = {**TRAIN, "method": "lomo"}
+    whole = ask(workload=method, engine="megatron")
+    halves = ask(
+        workload=method, engine="megatron", devices=2, strategy={"tensor_parallel_size": 2}
+    )
+
+    assert held(halves, "gradients") == pytest.approx(held(whole, "gradients") / 2, rel=0.01)
+
+
+@pytest.mark.parametrize(("dtype", "bytes_each"), [("fp32", 4), ("bf16", 4)])
+def test_eager_attention_keeps_four_bytes_a_score_however_wide_it_computes(dtype, bytes_each):
+    """A softmax in fp32 keeps its result alone; 16-bit ones keep scores and probabilities."""
+    options = {"compute_dtype": dtype, "micro_batch_size": 1}
+    eager = ask(workload=TRAIN, strategy={**options, "attention": "eager"})
+    flash = ask(workload=TRAIN, strategy={**options, "attention": "flash"})
+    model, length = get_model(LLAMA_8B), TRAIN["sequence_length"]
+    scores = model.num_hidden_layers * model.num_attention_heads * length**2 * bytes_each
+
+    assert held(eager, "activations") - held(flash, "activations") == pytest.approx(scores)
 
 
 def test_recomputation_frees_activations():
@@ -146,11 +188,15 @@ def test_recomputation_frees_activations():
 
 
 def test_eager_attention_keeps_scores_that_grow_with_the_square():
-    short = ask(workload=TRAIN, strategy={"attention": "eager", "micro_batch_size": 1})
-    workload = {**TRAIN, "sequence_length": 4096}
-    long = ask(workload=workload, strategy={"attention": "eager", "micro_batch_size": 1})
+    def scores(length):
+        workload = {**TRAIN, "sequence_length": length}
+        eager, flash = (
+            ask(workload=workload, strategy={"attention": how, "micro_batch_size": 1})
+            for how in ("eager", "flash")
+        )
+        return held(eager, "activations") - held(flash, "activations")
 
-    assert held(long, "activations") > 3 * held(short, "activations")
+    assert scores(4096) == pytest.approx(4 * scores(2048))
 
 
 def test_offloaded_optimiser_states_move_to_the_host():

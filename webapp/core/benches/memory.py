@@ -176,13 +176,10 @@ on {taken}.
 
 What is outside 10 %, and why:
 
-- **Activations in fp32**: in bf16 they are within 10 % (a test holds them). Our reading: the
-  planner counts a wide and a narrow copy where autocast leaves both, and in fp32 there is one. It
-  errs to the safe side. Copies (DDP) seem to be right because DistributedDataParallel's buckets,
-  as large as the gradients, are counted with the activations here.
+- **Activations of copies (DDP)**: DistributedDataParallel's buckets, as large as the gradients,
+  are counted with the activations here (119.2 MB without them); the planner does not count them.
 - **Selective recomputation**: ours keeps what matrix products gave and nothing else; the planner
   counts Megatron's way, which keeps everything but the scores.
-- **LOMO's gradients**: the planner counts one layer's, the runner holds one matrix's at a time.
 - **Activations beside adapters**: too few. Our reading: an adapter in fp32 keeps a wide copy of
   its input beside the 16-bit one.
 
