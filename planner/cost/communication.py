@@ -91,7 +91,11 @@ def all_to_all_seconds(
 @equation(
     "t = c · (n-1)/n · S/B + k · l for n > 1",
     unit="s",
-    symbols={**SYMBOLS, "ring_passes": "c", "starts": "k"},
+    symbols={
+        **{name: symbol for name, symbol in SYMBOLS.items() if name != "count"},
+        "ring_passes": "c",
+        "starts": "k",
+    },
     source=RING,
 )
 def ring_seconds(

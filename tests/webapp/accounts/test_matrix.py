@@ -62,6 +62,7 @@ RULES = {
     "search/": PAGE,
     "plans/": PAGE,
     "plans/new/": Rule("get", PRACTITIONER),
+    "plans/template/classification/": Rule("post", PRACTITIONER),
     f"{PLAN}/": OBJECT,
     f"{PLAN}/exports/<slug:key>/": OBJECT,
     f"{PLAN}/<slug:tab>/": OBJECT,
