@@ -111,4 +111,4 @@ def test_a_clone_is_a_job_of_its_own(watched, stack):
     page.wait_for_url(lambda url: JOB_PATH.search(url)[1] != seen["job_id"])
     page.get_by_text("Stop…").click()
     page.get_by_role("button", name="Stop this job").click()
-    page.wait_for_selector("[data-state-now='stopped']", timeout=60_000)
+    page.wait_for_selector("[data-state-now='stopped']", timeout=180_000)
