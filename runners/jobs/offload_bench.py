@@ -54,7 +54,9 @@ SHAPE = DemoModel(  # 325 million parameters, as many key-value heads as heads: 
 )
 PROBE = Probe(gemm_size=1024, triad_elements=2**24, seconds_each=1.0, disk_bytes=0)
 BATCH_PARTS = (1, 2, 4, 8)  # accelerate's batches: the whole pile, or a part of it
-ROOM_SHARES = (1.0, 0.8, 0.6)  # of what a batch leaves its map, where more of it is killed
+ROOM_SHARES = (1.0, 0.8, 0.6)  # of what a batch leaves its map: with more, pages may come and go
+TRIAL_SECONDS = 30.0  # for one batch
+SLOWDOWN = 3.0  # of the pile beside its batches: what is slower, reads its own pages again
 CHUNK_BYTES = 2**22
 SAME = 0.9  # of the answers; batches of other sizes may round a near tie the other way
 WALL = "seconds"
@@ -160,7 +162,9 @@ def rooms(effort: Effort, request: EstimateRequest) -> dict[int, int]:
 
 
 def best_batch(effort: Effort, request: EstimateRequest, order: Order) -> dict[str, int]:
-    """Return the batch with which accelerate's map answers the pile soonest, by trying each.
+    """Return the batch and the map with which accelerate answers the pile soonest.
+
+    Each is tried with one batch; the soonest that then also keeps its pace over the pile is taken.
 
     Raises:
         RuntimeError: under this cap the map answers no batch at all.
@@ -172,30 +176,31 @@ def best_batch(effort: Effort, request: EstimateRequest, order: Order) -> dict[s
             if found["memory_bytes"] < _smallest(effort.shape):
                 break
             tried = order.model_copy(update={**found, "num_prompts": size})
-            seconds = _tried(tried, effort)
+            seconds = _tried(tried, effort, TRIAL_SECONDS)
             if seconds is not None:
-                taken[seconds] = found
-                break
-    if not taken:
-        msg = f"accelerate's map answers nothing in {effort.cap_bytes} bytes; raise cap_bytes"
-        raise RuntimeError(msg)
-    return taken[min(taken)]
+                taken[seconds * effort.num_prompts / size] = found
+    for seconds in sorted(taken):
+        whole = order.model_copy(update=taken[seconds])
+        if _tried(whole, effort, SLOWDOWN * seconds) is not None:
+            return taken[seconds]
+    msg = f"accelerate's map answers nothing in {effort.cap_bytes} bytes; raise cap_bytes"
+    raise RuntimeError(msg)
 
 
-def _tried(order: Order, effort: Effort) -> float | None:
-    """Return the seconds of the pile by those of one batch of it; nothing where it is killed.
+def _tried(order: Order, effort: Effort, patience_seconds: float) -> float | None:
+    """Return the seconds of an order's prompts; nothing where it is killed or takes too long.
 
     The better of two runs: the first one also reads what stays.
     """
-    told = f"map of {order.memory_bytes} bytes, batches of {order.batch_size}"
+    told = f"{order.num_prompts} prompts, map of {order.memory_bytes}, {order.batch_size} a batch"
     try:
         with capped(order, effort.cap_bytes) as way:
-            seconds = min(way.run()["seconds"] for _ in range(2))
+            seconds = min(way.run(patience_seconds)["seconds"] for _ in range(2))
     except WayEndedError as error:
         _tell(f"{told}: {error}")
         return None
-    _tell(f"{told}: {seconds:.1f} s for one of them")
-    return seconds * effort.num_prompts / order.batch_size
+    _tell(f"{told}: {seconds:.1f} s")
+    return seconds
 
 
 def _smallest(shape: DemoModel) -> int:

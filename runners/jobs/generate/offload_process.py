@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +28,8 @@ class WayEndedError(RuntimeError):
     """The process of a way died."""
 
     def __init__(self, returncode: int) -> None:
-        super().__init__(f"a way of the bench ended with {returncode} (-9: the cap is too small)")
+        reason = "-9: the cap is too small, or it took too long"
+        super().__init__(f"a way of the bench ended with {returncode} ({reason})")
 
 
 class Way:
@@ -36,14 +38,20 @@ class Way:
     def __init__(self, process: "subprocess.Popen[str]", out: IO[str], said: IO[str]) -> None:
         self._process, self._out, self._said = process, out, said
 
-    def run(self) -> Answered:
+    def run(self, patience_seconds: float = threading.TIMEOUT_MAX) -> Answered:
         """Return what answering the pile once measured.
 
         Raises:
-            WayEndedError: the process died.
+            WayEndedError: the process died, or was killed because it took longer.
         """
-        self.tell("again")
-        found: Answered = json.loads(self.hear())
+        guard = threading.Timer(patience_seconds, self._process.kill)
+        guard.daemon = True
+        guard.start()
+        try:
+            self.tell("again")
+            found: Answered = json.loads(self.hear())
+        finally:
+            guard.cancel()
         return found
 
     def tell(self, line: str) -> None:

@@ -169,33 +169,72 @@ def test_a_way_that_dies_is_told():
         way_of().run()
 
 
-class Tried:
-    """Stands for capped ways: what of a map's room kills it, and the seconds of one batch."""
+def test_a_way_that_takes_longer_than_it_may_is_killed_and_told():
+    code = "import sys, time; sys.stdin.readline(); time.sleep(600)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
 
-    def __init__(self, deadly_bytes, seconds):
-        self.deadly_bytes, self.seconds, self.orders = deadly_bytes, seconds, []
+    with pytest.raises(WayEndedError, match=r"ended with -9 .*or it took too long"):
+        Way(process, process.stdin, process.stdout).run(patience_seconds=0.2)
+
+    assert process.poll() == -9
+
+
+class Tried:
+    """Stands for capped ways: what of a map's room kills it, and the seconds of one batch.
+
+    A map above ``worn_bytes`` dies only of the whole pile.
+    """
+
+    def __init__(self, deadly_bytes, seconds, worn_bytes=10**12):
+        self.deadly_bytes, self.worn_bytes = deadly_bytes, worn_bytes
+        self.seconds, self.orders = seconds, []
 
     @contextmanager
     def __call__(self, order, _cap_bytes):
         self.orders.append(order)
         rounds = [answered(self.seconds[order.batch_size], "a")] * 2
-        yield way_of(*([] if order.memory_bytes > self.deadly_bytes else rounds))
+        whole = order.num_prompts > order.batch_size
+        deadly = self.worn_bytes if whole else self.deadly_bytes
+        yield way_of(*([] if order.memory_bytes > deadly else rounds))
+
+
+SECONDS = {64: 20.0, 32: 9.0, 16: 4.0, 8: 3.0}
 
 
 def test_a_map_that_is_killed_is_given_less_and_the_soonest_batch_is_taken(monkeypatch, orders):
-    effort, tried = Effort(), Tried(180 * MB, {64: 20.0, 32: 9.0, 16: 4.0, 8: 3.0})
+    effort, tried = Effort(), Tried(180 * MB, SECONDS)
     monkeypatch.setattr(offload_bench, "capped", tried)
 
     found = best_batch(effort, question(effort, dict(MACHINE)), orders[1])
 
     assert found["batch_size"] == 16  # 4 x 4 s beat 20 s, 2 x 9 s and 8 x 3 s
     assert found["memory_bytes"] <= 180 * MB
-    assert all(each.num_prompts == each.batch_size for each in tried.orders)
+    *trials, whole = tried.orders
+    assert all(each.num_prompts == each.batch_size for each in trials)
+    assert (whole.num_prompts, whole.batch_size) == (orders[1].num_prompts, 16)
+
+
+def test_a_map_that_keeps_its_pace_for_one_batch_only_gives_way_to_the_next(monkeypatch, orders):
+    effort = Effort()
+    order = orders[1].model_copy(update={"num_prompts": effort.num_prompts})
+    tried = Tried(180 * MB, SECONDS, worn_bytes=120 * MB)
+    monkeypatch.setattr(offload_bench, "capped", tried)
+
+    found = best_batch(effort, question(effort, dict(MACHINE)), order)
+
+    assert found["memory_bytes"] <= 120 * MB
+    wholes = [each for each in tried.orders if each.num_prompts > each.batch_size]
+    assert len(wholes) > 1
+    assert [each.memory_bytes > 120 * MB for each in wholes] == [True] * (len(wholes) - 1) + [
+        False
+    ]
 
 
 def test_a_cap_under_which_every_map_is_killed_is_told(monkeypatch, orders):
     effort = Effort()
-    monkeypatch.setattr(offload_bench, "capped", Tried(0, dict.fromkeys((64, 32, 16, 8), 1.0)))
+    monkeypatch.setattr(offload_bench, "capped", Tried(0, dict.fromkeys(SECONDS, 1.0)))
 
     with pytest.raises(RuntimeError, match="map answers nothing in 720000000 bytes; raise cap"):
         best_batch(effort, question(effort, dict(MACHINE)), orders[1])
