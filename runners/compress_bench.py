@@ -65,10 +65,10 @@ class Row(NamedTuple):
     measured: dict[str, float]
 
 
-def rows(folder: Path, train_seconds: float, names: tuple[str, ...] = ()) -> Iterator[Row]:
+def rows(folder: Path, training: TrainSpec, names: tuple[str, ...] = ()) -> Iterator[Row]:
     """Train the demo model in ``folder`` and yield a row for each setting as its job ends."""
     if not (folder / "attempts" / TRAINED / "output" / "model").is_dir():
-        run(folder, TRAINED, TrainSpec(time_budget_seconds=train_seconds))
+        run(folder, TRAINED, training)
     for name in names or SETTINGS:
         fields: dict[str, Any] = {
             "group_size": GROUP_SIZE,

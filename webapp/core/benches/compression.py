@@ -13,6 +13,7 @@ from runners.compress_bench import (
     Row,
     rows,
 )
+from runners.jobspec import TrainSpec
 
 RAW = Path(__file__).parent / "data" / "compression.jsonl"
 DOCS = Path(__file__).parents[3] / "templates" / "docs" / "compression.md"
@@ -78,7 +79,7 @@ def figures(folder: Path, *, is_kept: bool = False) -> Iterator[tuple[str, float
     With ``is_kept`` the rows and their page take the place of the kept ones, once all are there.
     """
     found: list[Row] = []
-    for row in rows(folder, TRAIN_SECONDS):
+    for row in rows(folder, TrainSpec(time_budget_seconds=TRAIN_SECONDS)):
         found.append(row)
         for metric, unit in METRICS:
             if metric in row.measured:

@@ -66,6 +66,21 @@ PROOFS: dict[str, tuple[Proof, ...]] = {
             "test_int8_matrices_take_half_of_bf16_and_their_scales",
         ),
     ),
+    "int8_dynamic": (
+        Proof(
+            "bf16 / int8 dynamic matrices",
+            "fewer bytes than 16 bit, and twice as many times fewer than FP32",
+            f"{_COMPRESS}/test_int8_dynamic_job.py::"
+            "test_matrices_take_half_and_the_text_reads_nearly_as_before",
+        ),
+        Proof(
+            "bf16 / int8 dynamic perplexity",
+            "perplexity grows by less than a hundredth, with inputs in 8 bits too",
+            f"{_COMPRESS}/test_int8_dynamic_job.py::"
+            "test_matrices_take_half_and_the_text_reads_nearly_as_before",
+            floor=0.99,
+        ),
+    ),
     "int4_weight_only": (
         Proof(
             "bf16 / nf4 matrices",

@@ -25,6 +25,7 @@ def folder(finished):
     return finished.folder / "output" / "model"
 
 
+@pytest.mark.proven
 def test_matrices_take_half_and_the_text_reads_nearly_as_before(finished):
     ratio = finished.measured["matrices_bytes"] / finished.measured["original_matrices_bytes"]
 

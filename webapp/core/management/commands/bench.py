@@ -151,7 +151,7 @@ def _of_module(name: str) -> Iterator[Figure]:
 def weights() -> Iterator[Figure]:
     """Train the demo model in fp32 and measure what fewer bits a weight bring and cost."""
     with tempfile.TemporaryDirectory(prefix="slipway-bench-") as folder:
-        found = weights_bench.ratios(Path(folder), compression.TRAIN_SECONDS)
+        found = weights_bench.ratios(Path(folder))
         yield from map(Figure.of, found)
 
 
