@@ -45,10 +45,11 @@ LARGEST = 10**9
 LARGEST_OF = {"num_hidden_layers": 10_000, "num_experts": 1_000_000}
 
 
-def _same_everywhere(value: Any) -> Any:  # noqa: ANN401 - a JSON value may be of any type
+def _same_everywhere(value: object) -> object:
     """Return the one value of a list that repeats it for each layer, else the value itself."""
-    is_list = isinstance(value, list) and bool(value)
-    return value[0] if is_list and all(entry == value[0] for entry in value) else value
+    if isinstance(value, list) and value and all(entry == value[0] for entry in value):
+        return value[0]
+    return value
 
 
 class Fields:

@@ -26,7 +26,26 @@ def _classification_head(reader: ConfigReader) -> dict[str, Any]:
 
 
 PLAIN_LAYERNORM = Family(norm="layernorm", norm_bias=True, gated_mlp=False)
-
+# Every matrix has a bias.
+BIASED_LAYERNORM = replace(
+    PLAIN_LAYERNORM, attention_bias=True, attention_output_bias=True, mlp_bias=True
+)
+GPT2 = replace(
+    BIASED_LAYERNORM,
+    tied_by_default=True,
+    learned_positions_offset=0,
+    default_ffn_multiple=4,
+    names=GPT2_NAMES,
+)
+# Attention and feed-forward side by side, behind one norm.
+GPTJ = replace(
+    PLAIN_LAYERNORM,
+    norms_per_layer=1,
+    mlp_bias=True,
+    lm_head_bias=True,
+    default_ffn_multiple=4,
+    names=GPT2_NAMES,
+)
 
 DENSE: dict[str, Family] = {
     "llama": Family(output_bias_follows=True),
@@ -52,28 +71,9 @@ DENSE: dict[str, Family] = {
     "qwen3_vl_text": Family(qk_norm=True),
     "gemma": Family(tied_by_default=True),
     "gemma2": Family(tied_by_default=True, norms_per_layer=4, full_every=2),
-    "gpt2": Family(
-        norm="layernorm",
-        norm_bias=True,
-        attention_bias=True,
-        attention_output_bias=True,
-        mlp_bias=True,
-        gated_mlp=False,
-        tied_by_default=True,
-        learned_positions_offset=0,
-        default_ffn_multiple=4,
-        names=GPT2_NAMES,
-    ),
-    "distilbert": Family(
-        norm="layernorm",
-        norm_bias=True,
-        attention_bias=True,
-        attention_output_bias=True,
-        mlp_bias=True,
-        gated_mlp=False,
-        tied_by_default=True,
-        learned_positions_offset=0,
-        default_ffn_multiple=4,
+    "gpt2": GPT2,
+    "distilbert": replace(
+        GPT2,
         extras=_classification_head,
         names={
             "hidden_size": "dim",
@@ -82,49 +82,17 @@ DENSE: dict[str, Family] = {
             "intermediate_size": "hidden_dim",
         },
     ),
-    "gptj": Family(
-        norm="layernorm",
-        norm_bias=True,
-        norms_per_layer=1,
-        mlp_bias=True,
-        lm_head_bias=True,
-        gated_mlp=False,
-        default_ffn_multiple=4,
-        names=GPT2_NAMES,
-    ),
-    "gpt_neox": Family(
-        norm="layernorm",
-        norm_bias=True,
-        attention_bias=True,
-        attention_output_bias=True,
-        mlp_bias=True,
-        gated_mlp=False,
-    ),
-    "phi": Family(
-        norm="layernorm",
-        norm_bias=True,
-        norms_per_layer=1,
-        attention_bias=True,
-        attention_output_bias=True,
-        mlp_bias=True,
-        lm_head_bias=True,
-        gated_mlp=False,
-    ),
-    "opt": Family(
-        norm="layernorm",
-        norm_bias=True,
-        attention_bias=True,
-        attention_output_bias=True,
-        mlp_bias=True,
-        gated_mlp=False,
+    "gptj": GPTJ,
+    "gpt_neox": BIASED_LAYERNORM,
+    "phi": replace(BIASED_LAYERNORM, norms_per_layer=1, lm_head_bias=True),
+    "opt": replace(
+        BIASED_LAYERNORM,
         tied_by_default=True,
         learned_positions_offset=2,
         names={"intermediate_size": "ffn_dim"},
     ),
-    "falcon": Family(
-        norm="layernorm",
-        norm_bias=True,
-        gated_mlp=False,
+    "falcon": replace(
+        PLAIN_LAYERNORM,
         tied_by_default=True,
         default_ffn_multiple=4,
         names={"intermediate_size": "ffn_hidden_size", "num_key_value_heads": "num_kv_heads"},
@@ -141,29 +109,8 @@ DENSE: dict[str, Family] = {
             "max_position_embeddings": "max_seq_len",
         },
     ),
-    "codegen": Family(
-        norm="layernorm",
-        norm_bias=True,
-        norms_per_layer=1,
-        mlp_bias=True,
-        lm_head_bias=True,
-        gated_mlp=False,
-        default_ffn_multiple=4,
-        names=GPT2_NAMES,
-    ),
-    "gpt_bigcode": Family(
-        norm="layernorm",
-        norm_bias=True,
-        attention_bias=True,
-        attention_output_bias=True,
-        mlp_bias=True,
-        gated_mlp=False,
-        tied_by_default=True,
-        learned_positions_offset=0,
-        default_ffn_multiple=4,
-        names=GPT2_NAMES,
-        defaults={"num_key_value_heads": 1},
-    ),
+    "codegen": GPTJ,
+    "gpt_bigcode": replace(GPT2, defaults={"num_key_value_heads": 1}),
     "qwen2_vl": Family(attention_bias=True),
     "qwen2_vl_text": Family(attention_bias=True),
     "qwen2_5_vl": Family(attention_bias=True),

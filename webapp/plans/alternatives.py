@@ -19,6 +19,7 @@ LEFT, RIGHT, TOP, BOTTOM = 44.0, 506.0, 16.0, 218.0
 TICKS = 4
 HEADROOM = 1.08
 KILO = 1000
+FEWEST_OF_A_CURVE = 3  # points
 TARGET_WORDS = {
     "ttft_seconds": "the first token takes",
     "tpot_seconds": "each further token takes",
@@ -209,7 +210,7 @@ def frontier_of(answer: PlanAnswer, draft: Draft) -> Frontier | None:
         x, y = figure_values(plan, x_key), figure_values(plan, y_key)
         if x and y:
             points.append((x[0] / x_scale, y[0] / y_scale, strategy_words(plan.strategy)))
-    if len({point[:2] for point in points}) < 3:  # noqa: PLR2004 -- two points are no curve
+    if len({point[:2] for point in points}) < FEWEST_OF_A_CURVE:
         return None
     x_max = max(point[0] for point in points) * HEADROOM
     y_max = max(point[1] for point in points) * HEADROOM

@@ -8,6 +8,7 @@ from webapp.core.display import quantity
 from webapp.core.units import number, whole
 
 UNITS = {"B": "bytes", "s": "seconds", "B/s": "bytes_per_second", "FLOP/s": "flops_per_second"}
+READABLE = 1e9  # what is larger is written with an exponent
 GROUP_WORDS = {
     "memory": "Memory",
     "prefill": "Reading the prompt in",
@@ -75,9 +76,9 @@ def with_unit(value: float, unit: str) -> str:
         return str(scaled)
     if unit in UNITS:
         return str(quantity(value, UNITS[unit]))
-    if float(value).is_integer() and abs(value) < 1e9:  # noqa: PLR2004 -- longer is unreadable
+    if float(value).is_integer() and abs(value) < READABLE:
         return f"{whole(value)} {unit}".strip()
-    text = number(value, 4) if abs(value) < 1e9 else f"{value:.3e}"  # noqa: PLR2004 -- too long
+    text = number(value, 4) if abs(value) < READABLE else f"{value:.3e}"
     text = text.rstrip("0").rstrip(".") if "." in text else text
     return f"{text} {unit}".strip()
 

@@ -5,7 +5,6 @@ What this release cannot run is refused here with the way out, before anything i
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from django.contrib.auth.models import User
@@ -15,7 +14,6 @@ from planner.catalog.reading import data_text
 from planner.specs.model import ModelSpec as ModelShape
 from planner.specs.plan import PlannedStrategy
 from runners.endpoint_spec import ON_GPUS
-from runners.engines import ENGINES
 from runners.jobspec import (
     BenchmarkSpec,
     CompressSpec,
@@ -35,7 +33,7 @@ from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
 from webapp.plans.compressing import compress_spec
 from webapp.plans.drafting import drafts_for, team_model_ref, with_draft, with_engine_draft
-from webapp.plans.engines import check_host, engines_for, options_of, spread_on
+from webapp.plans.engines import check_host, options_of, spread_on
 from webapp.plans.errors import DraftProblem
 from webapp.plans.generating import (
     generate_spec,
@@ -43,8 +41,7 @@ from webapp.plans.generating import (
     offload_of,
     with_adapters,
 )
-from webapp.plans.launch_words import EXPLANATIONS, words_of
-from webapp.plans.measuring import Measuring, usual_points
+from webapp.plans.measuring import Measuring
 from webapp.plans.models import Plan
 from webapp.plans.options import check_serving
 from webapp.plans.planning import current_answer, plan_keep
@@ -61,7 +58,7 @@ from webapp.plans.sharing import (
 )
 from webapp.plans.training import needs_weights, train_spec
 from webapp.plans.training_data import shared_out
-from webapp.plans.wishes import NOTHING_MORE, Wish, quota_note
+from webapp.plans.wishes import NOTHING_MORE, Wish
 from webapp.plans.words import model_words, plan_title
 
 Draft = dict[str, Any]
@@ -196,69 +193,6 @@ def launch_of(
 
 def _model_name(draft: Draft, team_model: TeamModel | None) -> str:
     return model_words(draft, team_model.name if team_model else "")
-
-
-def launch_note(plan: Plan) -> dict[str, Any]:
-    """Return what launching would do, or why it cannot: ``can``, ``title`` and ``text``."""
-    try:
-        launch = launch_of(plan)
-    except DraftProblem as problem:
-        again = "yes" if problem.is_passing else ""
-        title = "In a moment" if again else "It cannot be launched as it is"
-        note = {"can": "", "again": again, "title": title, "text": problem.sentence}
-        return note if again else note | _only_endpoint_note(plan)
-    text = words_of(launch.spec)
-    host = launch.place
-    told = {"can": "yes", "title": f"What happens on {host}", "text": text, "host": host}
-    is_generation = isinstance(launch.spec, GenerateSpec)
-    adapters = adapters_of(plan.team, launch.spec.model) if is_generation else ()
-    job = Job(
-        team=plan.team,
-        owner=plan.owner,
-        name="The job",
-        spec=launch.spec.model_dump(mode="json"),
-        prediction=launch.prediction,
-        max_duration_seconds=launch.max_duration_seconds,
-        num_hosts=launch.spread.num_hosts,
-        devices_per_host=launch.spread.devices_per_host,
-    )
-    names: dict[str, Any] = {"adapter_names": [each.name for each in adapters]}
-    if is_generation:
-        names |= {"drafts": drafts_for(launch.host, launch.spec.model, draft_shape(plan))}
-    return told | names | _endpoint_note(plan, launch) | quota_note(job)
-
-
-def _only_endpoint_note(plan: Plan) -> dict[str, Any]:
-    """Return the endpoint of a plan that only an engine on GPUs can run, where one can."""
-    for engine in ON_GPUS:
-        with suppress(DraftProblem):
-            launch = launch_of(plan, EndpointWish(engine=engine))
-            return {
-                "endpoint": EXPLANATIONS["serve"],
-                "can_serve": "yes",
-                "host": launch.place,
-                "engines": [(engine, ENGINES[engine].words)],
-                "drafts": drafts_for(launch.host, launch.spec.model, draft_shape(plan)),
-            }
-    return {}
-
-
-def _endpoint_note(plan: Plan, launch: Launch) -> dict[str, Any]:
-    """Return what an endpoint of the plan would be, or why there can be none."""
-    if not isinstance(launch.spec, BenchmarkSpec):
-        return {}
-    points: dict[str, Any] = {"measures": "yes", "points": usual_points(launch.spec.batch_size)}
-    try:
-        launch_of(plan, EndpointWish())
-    except DraftProblem as problem:
-        return points | {"endpoint": problem.sentence}
-    count = len(adapters_of(plan.team, launch.spec.model))
-    adapters = {"adapters": str(count)} if count else {}
-    engines = [(name, each.words) for name, each in engines_for(launch.host)]
-    if any(name in ON_GPUS for name, _words in engines):
-        points |= {"drafts": drafts_for(launch.host, launch.spec.model, draft_shape(plan))}
-    said = {"endpoint": EXPLANATIONS["serve"], "can_serve": "yes", "engines": engines}
-    return points | adapters | said
 
 
 # The model

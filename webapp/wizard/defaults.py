@@ -30,6 +30,17 @@ _DATA = {
     "rows": "packed",
     "too_long": "cut",
 }
+_TRAINING = {
+    **_DATA,
+    "optimizer": "adamw",
+    "activation_offload": "none",
+    "optimizer_offload": "none",
+    "lengths": "fixed",
+    "rounding": "none",
+    "on_spike": "stop",
+    "attention": "auto",
+    "training_step": "plain",
+}
 WORKLOADS: dict[str, dict[str, Any]] = {
     "serve": {
         "input_tokens": 1024,
@@ -52,32 +63,16 @@ WORKLOADS: dict[str, dict[str, Any]] = {
         "sequence_length": 2048,
         "global_batch_size": 16,
         "lora_rank": 16,
-        "optimizer": "adamw",
         "time_budget_minutes": None,
         "million_tokens": 10.0,
-        "activation_offload": "none",
-        **_DATA,
-        "optimizer_offload": "none",
-        "lengths": "fixed",
-        "rounding": "none",
-        "on_spike": "stop",
-        "attention": "auto",
-        "training_step": "plain",
+        **_TRAINING,
     },
     "pretrain": {
         "sequence_length": 256,
         "global_batch_size": 2,  # small steps learn most in the demo's two minutes
-        "optimizer": "adamw",
         "time_budget_minutes": 2.0,
         "million_tokens": None,
-        "activation_offload": "none",
-        **_DATA,
-        "optimizer_offload": "none",
-        "lengths": "fixed",
-        "rounding": "none",
-        "on_spike": "stop",
-        "attention": "auto",
-        "training_step": "plain",
+        **_TRAINING,
     },
     "compress": {
         "method": "int8_weight_only",

@@ -43,6 +43,13 @@ class DecimalNumber(forms.FloatField):
         _name_limits(self, label, limits)
 
 
+class Option(forms.ChoiceField):
+    """A choice that may be left alone: what then holds stands first in its list."""
+
+    def __init__(self, label: str, choices: Choices, hint: str = "") -> None:
+        super().__init__(label=label, choices=choices, help_text=hint, required=False)
+
+
 def asked_for(field: forms.Field, methods: Iterable[str]) -> None:
     """Show a field for these choices of the form's method only; without JavaScript always."""
     field.widget.attrs["data-asked-for"] = " ".join(methods)

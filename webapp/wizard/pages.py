@@ -21,7 +21,7 @@ from webapp.hosts.virtual import planned_words
 from webapp.modelhub.demo import demo_config
 from webapp.modelhub.shapes import catalog_shape, num_parameters
 from webapp.plans.errors import DraftProblem
-from webapp.plans.launching import launch_note
+from webapp.plans.launch_notes import launch_note
 from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer, plan_compute
 from webapp.plans.sharing import pool_words

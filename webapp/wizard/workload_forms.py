@@ -13,7 +13,7 @@ from webapp.plans.compressing import (
     STRUCTURAL_METHODS,
 )
 from webapp.wizard.data_forms import DataForm
-from webapp.wizard.fields import DecimalNumber, StepForm, WholeNumber, asked_for
+from webapp.wizard.fields import DecimalNumber, Option, StepForm, WholeNumber, asked_for
 
 TRAIN_METHODS = [
     ("full", "Full: every weight"),
@@ -106,24 +106,17 @@ class GenerateForm(StepForm):
         help_text="A prompt a line, or JSON lines with “prompt”, below the host's model folder; "
         "empty takes one batch of the host's own text.",
     )
-    batching = forms.ChoiceField(label="Batches", choices=BATCHINGS, required=False)
-    kv_cache = forms.ChoiceField(
-        label="Keys and values",
-        choices=KV_CACHES,
-        required=False,
-        help_text="How they are kept while a batch is answered",
+    batching = Option("Batches", BATCHINGS)
+    kv_cache = Option("Keys and values", KV_CACHES, "How they are kept while a batch is answered")
+    guessing = Option(
+        "Guess ahead",
+        GUESSES,
+        "The text stays the same; the job shows how many guesses were right",
     )
-    guessing = forms.ChoiceField(
-        label="Guess ahead",
-        choices=GUESSES,
-        required=False,
-        help_text="The text stays the same; the job shows how many guesses were right",
-    )
-    decode_step = forms.ChoiceField(
-        label="Decode step",
-        choices=[("", "As it is"), ("compiled", "Compiled when the job starts")],
-        required=False,
-        help_text="Minutes before the first batch, then quicker; needs g++ on the host",
+    decode_step = Option(
+        "Decode step",
+        [("", "As it is"), ("compiled", "Compiled when the job starts")],
+        "Minutes before the first batch, then quicker; needs g++ on the host",
     )
 
     def clean_prompts_path(self) -> str:
@@ -158,53 +151,46 @@ class PretrainForm(DataForm):
         "Millions; empty means the time budget",
         required=False,
     )
-    activation_offload = forms.ChoiceField(
-        label="Activation offload",
-        choices=PLACES,
-        required=False,
-        help_text="Where they wait between the two passes; elsewhere, a step takes longer",
+    activation_offload = Option(
+        "Activation offload",
+        PLACES,
+        "Where they wait between the two passes; elsewhere, a step takes longer",
     )
-    optimizer_offload = forms.ChoiceField(
-        label="Optimiser state offload",
-        choices=PLACES,
-        required=False,
-        help_text="Where AdamW's moments wait between two steps (ZeRO-Offload)",
+    optimizer_offload = Option(
+        "Optimiser state offload",
+        PLACES,
+        "Where AdamW's moments wait between two steps (ZeRO-Offload)",
     )
-    lengths = forms.ChoiceField(
-        label="Sequence length schedule",
-        choices=[
+    lengths = Option(
+        "Sequence length schedule",
+        [
             ("fixed", "Constant"),
             ("grow", "Growing from an eighth of it (GrowLength)"),
         ],
-        required=False,
-        help_text="Growing needs a number of tokens, of which each of four lengths gets a quarter",
+        "Growing needs a number of tokens, of which each of four lengths gets a quarter",
     )
-    rounding = forms.ChoiceField(
-        label="Quantisation-aware training",
-        choices=[("none", "Not at all"), ("8", "To 8 bits"), ("4", "To 4 bits, in groups of 32")],
-        required=False,
-        help_text="The model then loses little when it is compressed so",
+    rounding = Option(
+        "Quantisation-aware training",
+        [("none", "Not at all"), ("8", "To 8 bits"), ("4", "To 4 bits, in groups of 32")],
+        "The model then loses little when it is compressed so",
     )
-    attention = forms.ChoiceField(
-        label="Attention kernel",
-        choices=[
+    attention = Option(
+        "Attention kernel",
+        [
             ("auto", "As suits the device"),
             ("flash", "Fused (SDPA)"),
             ("eager", "Separate products"),
         ],
-        required=False,
-        help_text="A fused one keeps no scores; on a CPU it is slower for short sequences",
+        "A fused one keeps no scores; on a CPU it is slower for short sequences",
     )
-    training_step = forms.ChoiceField(
-        label="Training step",
-        choices=[("plain", "As it is"), ("compiled", "Compiled layers")],
-        required=False,
-        help_text="Compiling takes up to a few minutes at the start, and needs g++ on the host",
+    training_step = Option(
+        "Training step",
+        [("plain", "As it is"), ("compiled", "Compiled layers")],
+        "Compiling takes up to a few minutes at the start, and needs g++ on the host",
     )
-    on_spike = forms.ChoiceField(
-        label="On a loss spike",
-        choices=[("stop", "Stop; the last checkpoint stays"), ("skip", "Pass over the step")],
-        required=False,
+    on_spike = Option(
+        "On a loss spike",
+        [("stop", "Stop; the last checkpoint stays"), ("skip", "Pass over the step")],
     )
 
     def clean(self) -> dict[str, Any]:
@@ -243,12 +229,7 @@ class CompressForm(StepForm):
         help_text="For GGUF and the methods from GPTQ to FPTQ; empty means 4",
     )
     group_size = WholeNumber("Group size", 8, 4096, "Weights that share one scale")
-    sparsity = forms.ChoiceField(
-        label="What goes",
-        choices=SPARSITIES,
-        required=False,
-        help_text="For SparseGPT and LLM-Pruner; empty means half",
-    )
+    sparsity = Option("What goes", SPARSITIES, "For SparseGPT and LLM-Pruner; empty means half")
     recovery_steps = WholeNumber(
         "Recovery steps",
         0,

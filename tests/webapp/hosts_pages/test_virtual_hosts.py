@@ -9,7 +9,8 @@ from webapp.hosts.models import Host
 from webapp.hosts.virtual import planned_words, virtual_host_create
 from webapp.jobs.models import Event, Job
 from webapp.plans.errors import DraftProblem
-from webapp.plans.launching import launch_note, launch_of
+from webapp.plans.launch_notes import launch_note
+from webapp.plans.launching import launch_of
 from webapp.plans.models import Plan
 from webapp.wizard.drafts import draft_begin
 from webapp.wizard.steps import options_for

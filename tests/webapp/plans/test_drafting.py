@@ -11,7 +11,8 @@ from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
 from webapp.plans.drafting import drafts_for
 from webapp.plans.errors import DraftProblem
-from webapp.plans.launching import launch_note, launch_of, plan_launch
+from webapp.plans.launch_notes import launch_note
+from webapp.plans.launching import launch_of, plan_launch
 from webapp.plans.planning import plan_compute
 from webapp.plans.questions import draft_shape
 from webapp.plans.serving import EndpointWish, endpoint_wish_of

@@ -15,7 +15,8 @@ from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
 from webapp.plans import launching
 from webapp.plans.errors import DraftProblem
-from webapp.plans.launching import launch_note, launch_of, plan_launch
+from webapp.plans.launch_notes import launch_note
+from webapp.plans.launching import launch_of, plan_launch
 from webapp.plans.models import Plan
 from webapp.plans.planning import current_answer, is_outdated, plan_compute, plan_keep
 from webapp.plans.training import train_spec

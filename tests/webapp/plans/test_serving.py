@@ -20,7 +20,8 @@ from webapp.jobs.endpoints import playground_key
 from webapp.jobs.models import Artefact, Attempt, Job
 from webapp.plans.engines import options_of
 from webapp.plans.errors import DraftProblem
-from webapp.plans.launching import launch_note, launch_of, plan_launch
+from webapp.plans.launch_notes import launch_note
+from webapp.plans.launching import launch_of, plan_launch
 from webapp.plans.options import check_serving
 from webapp.plans.planning import plan_compute
 from webapp.plans.serving import EndpointWish, adapters_of, endpoint_wish_of, served_name

@@ -14,7 +14,8 @@ from webapp.jobs.places import gang_of
 from webapp.modelhub.demo import demo_config
 from webapp.plans import sharing
 from webapp.plans.errors import DraftProblem
-from webapp.plans.launching import launch_note, launch_of, plan_launch
+from webapp.plans.launch_notes import launch_note
+from webapp.plans.launching import launch_of, plan_launch
 from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute
 from webapp.wizard.defaults import demo_draft

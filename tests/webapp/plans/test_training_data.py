@@ -10,7 +10,8 @@ from webapp.datasets.models import Dataset
 from webapp.datasets.services import dataset_store
 from webapp.jobs.calibrate import is_as_planned
 from webapp.plans.errors import DraftProblem
-from webapp.plans.launching import launch_note, launch_of
+from webapp.plans.launch_notes import launch_note
+from webapp.plans.launching import launch_of
 
 pytestmark = pytest.mark.django_db
 CONTENT = b"".join(
