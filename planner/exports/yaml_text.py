@@ -1,7 +1,5 @@
 """Write plain data as YAML: PyYAML's text, laid out as the tools' own examples are."""
 
-from typing import Any
-
 import yaml
 
 # Line breaks of YAML 1.1 that PyYAML writes as they are, and folds when it reads them.
@@ -14,7 +12,7 @@ class _Writer(yaml.SafeDumper):
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - PyYAML calls it so
         super().increase_indent(flow, indentless=False)
 
-    def ignore_aliases(self, _data: Any) -> bool:  # noqa: ANN401 - any plain data
+    def ignore_aliases(self, _data: object) -> bool:
         return True
 
 
@@ -29,7 +27,7 @@ def _text(writer: _Writer, text: str) -> yaml.ScalarNode:
 _Writer.add_representer(str, _text)
 
 
-def yaml_text(value: Any) -> str:  # noqa: ANN401 - any plain data
+def yaml_text(value: object) -> str:
     """Return plain data as a YAML document that reads back as the same data under YAML 1.1.
 
     >>> print(yaml_text({"a": [1, {"b": "yes"}], "c": {}, "d": 1e-5}))

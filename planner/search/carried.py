@@ -26,7 +26,7 @@ def limit_interval(
     if constraint in MEMORY_LIMITS:
         return _by_memory(value, estimate)
     known = estimate.interval.get(constraint)
-    if known is None or value < 2:  # noqa: PLR2004 - one has no half
+    if known is None or value <= 1:  # one has no half
         return None
     here, there = figure(estimate, constraint), figure(at_half(), constraint)
     return _by_time(value, known, here, there) if here and there else None

@@ -256,7 +256,7 @@ def _plans(request: PlanRequest, table: Table) -> tuple[PlannedStrategy, ...]:
 def _apart(request: PlanRequest, table: Table) -> dict[str, Estimate | None]:
     """Return the best of each choice of nodes where a cluster has unlike ones that may part."""
     names = list(dict.fromkeys(part.question.hardware[0] for part in table.parts))
-    if request.hardware_options or not request.cluster.other_nodes or len(names) < 2:  # noqa: PLR2004 - one choice is none
+    if request.hardware_options or not request.cluster.other_nodes or len(names) <= 1:
         return {}
     found: dict[str, Estimate | None] = {}
     for name in names:

@@ -4,7 +4,7 @@ A model's layers are grouped by kind, so that costs loop over groups and never a
 of a family. Fields left out of an attention group are the model's own.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Discriminator, NonNegativeInt, PositiveInt, Tag, model_validator
 
@@ -172,8 +172,8 @@ class NoMixingLayers(SparseSpec):
     count: PositiveInt
 
 
-def _kind_of(value: Any) -> str:  # noqa: ANN401 - the raw JSON of a group, or a group
-    kind = value.get("kind", "full") if isinstance(value, dict) else value.kind
+def _kind_of(value: object) -> str:
+    kind = value.get("kind", "full") if isinstance(value, dict) else getattr(value, "kind", "")
     return "attention" if kind in {"full", "sliding", "chunked"} else str(kind)
 
 

@@ -125,7 +125,7 @@ def _stage_by_stage(setting: Setting, outcome: Outcome) -> MemoryAnswer:
     """Return what the devices hold; of a pipeline also how many layers each stage has."""
     memory = outcome.memory.answer()
     layers = outcome.stage_layers or tuple(int(float(share.layers)) for share in setting.shares)
-    if len(layers) < 2 or len(layers) != len(memory.per_stage_peak_bytes):  # noqa: PLR2004 - one stage has nothing to tell apart
+    if len(layers) <= 1 or len(layers) != len(memory.per_stage_peak_bytes):
         return memory
     found = {"per_stage_layers": layers, "per_stage_devices": outcome.stage_devices or None}
     return memory.model_copy(update=found)

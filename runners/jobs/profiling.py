@@ -24,6 +24,7 @@ DECODE_STEPS = 8
 PRODUCT_SIZE = 768
 COPY_BYTES = 64 * 1024**2
 PROBES = 5
+ATTENTION_DIMENSIONS = ("batch", "heads", "length", "size")
 OVERHEAD_SHARE = 0.1  # of its time: what works for less only costs its call
 SHAPES_LENGTH = 240
 # Operators that only look at memory in another way, or ask for it.
@@ -189,7 +190,8 @@ def flops_of(
     name: str, shapes: Sequence[Sequence[int]], counted: float, calls: int
 ) -> float | None:
     """Return all calls' operations: torch's own count, ours for fused attention, else None."""
-    if "scaled_dot_product" in name and len(shapes) > 1 and len(shapes[0]) == len(shapes[1]) == 4:  # noqa: PLR2004 - batch, heads, length, size
+    is_attention = "scaled_dot_product" in name and len(shapes) > 1
+    if is_attention and len(shapes[0]) == len(shapes[1]) == len(ATTENTION_DIMENSIONS):
         batch, heads, queries, size = shapes[0]
         return 4.0 * calls * batch * heads * queries * shapes[1][2] * size
     return counted or None

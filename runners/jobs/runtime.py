@@ -208,7 +208,8 @@ def _read_request(path: Path) -> RunRequest:
 
 
 def _only_argument(kind: str) -> str:
-    if len(sys.argv) != 2:  # noqa: PLR2004 - program name and attempt folder
+    _program, *given = sys.argv
+    if len(given) != 1:
         msg = f"usage: python -m runners.jobs.{kind} ATTEMPT_DIR"
         raise BadInputError(msg)
-    return sys.argv[1]
+    return given[0]

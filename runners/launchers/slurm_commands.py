@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 TIMEOUT_SECONDS = 20.0
+NUM_FIELDS = 5  # that squeue and sacct are asked for
 PASSED = ("HOME", "LOGNAME", "PATH", "SLURM_CONF", "USER")
 # What the controller being away sounds like: ask again, nothing is decided.
 AWAY = (
@@ -138,10 +139,12 @@ def queue() -> list[SlurmJob]:
 
 def read_queue(text: str) -> list[SlurmJob]:
     """Return the jobs of squeue's lines; a line of another form is left out."""
-    fields = [line.strip().split("|", 4) for line in text.splitlines()]
+    fields = [line.strip().split("|", NUM_FIELDS - 1) for line in text.splitlines()]
     return [
         SlurmJob(job_id, state, _plain(reason), name, nodes)
-        for job_id, state, reason, nodes, name in (each for each in fields if len(each) == 5)  # noqa: PLR2004 - the format above
+        for job_id, state, reason, nodes, name in (
+            each for each in fields if len(each) == NUM_FIELDS
+        )
     ]
 
 
@@ -176,8 +179,8 @@ def ended(job_id: str) -> SlurmJob | None:
 
 def read_accounting(text: str) -> SlurmJob | None:
     """Return the last job of sacct's lines: a job that was requeued has one for each run."""
-    rows = [line.split("|", 4) for line in text.strip().splitlines()]
-    rows = [row for row in rows if len(row) == 5]  # noqa: PLR2004 - the format asked for
+    rows = [line.split("|", NUM_FIELDS - 1) for line in text.strip().splitlines()]
+    rows = [row for row in rows if len(row) == NUM_FIELDS]
     if not rows:
         return None
     job_id, state, exit_code, nodes, name = rows[-1]

@@ -99,7 +99,7 @@ def words_of(path: str) -> str:
     return " · ".join(part.replace("_", " ") for part in path.split(".")).capitalize()
 
 
-def shown(value: Any) -> str:  # noqa: ANN401 -- JSON of any shape
+def shown(value: object) -> str:
     """Return a value for a cell, cut where it is long."""
     if isinstance(value, bool):
         return "yes" if value else "no"

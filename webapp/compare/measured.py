@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from webapp.compare.jobs import Side
 from webapp.core.display import quantity
-from webapp.core.units import Quantity, number
+from webapp.core.units import Quantity, number, signed_percent
 from webapp.core.wording import listed
 from webapp.jobs import figures
 from webapp.jobs.figures import FIGURES, MAIN_METRICS
@@ -138,10 +138,7 @@ def _change(value: float | None, first: float | None) -> str:
     if value is None or not first:
         return ""
     share = value / first - 1
-    if abs(share) < NEARLY:
-        return "the same"
-    percent = f"{abs(share) * 100:.0f}" if abs(share) >= 0.1 else f"{abs(share) * 100:.1f}"  # noqa: PLR2004 -- two digits say enough
-    return f"{'+' if share > 0 else figures.MINUS}{percent} %"
+    return "the same" if abs(share) < NEARLY else signed_percent(share * 100)
 
 
 def answer(sides: list[Side], rows: list[Row]) -> str:

@@ -14,6 +14,8 @@ TIMES = "\u00d7"
 NOTHING = "\u2014"  # where there is no number
 MAX_DECIMALS = 6  # what is smaller is written with an exponent
 WHOLE_DIGITS = 4  # significant digits of a whole number: more would be false precision
+TWO_DIGITS = 10  # what is less has one digit before its point
+A_FEW_SECONDS = 10  # a digit of fewer would be a lie
 MINUTE = 60.0
 HOUR = 3600.0
 DAY = 86400.0
@@ -165,10 +167,11 @@ def about(value: float) -> str:
     """Return seconds as an honest estimate: ``about 13 min``, never false precision."""
     if not math.isfinite(value):
         return NOTHING
-    if value < 10:  # noqa: PLR2004 -- below ten seconds a digit would be a lie
+    if value < A_FEW_SECONDS:
         return "a few seconds"
-    if value < 55:  # noqa: PLR2004 -- from here on it rounds to a minute
-        return f"about {round(value / 5) * 5} s"
+    rounded = round(value / 5) * 5
+    if rounded < MINUTE:
+        return f"about {rounded} s"
     if round(value / MINUTE) < HOUR / MINUTE:
         return f"about {max(1, round(value / MINUTE))} min"
     return f"about {clock(round(value / 600) * 600)}"
@@ -179,5 +182,13 @@ def percent(value: float) -> str:
     if not math.isfinite(value):
         return NOTHING
     scaled = value * 100
-    decimals = 1 if abs(scaled) < 10 else 0  # noqa: PLR2004 -- two digits say enough
-    return f"{_typeset(f'{scaled:.{decimals}f}')}{NBSP}%"
+    return f"{_typeset(f'{scaled:.{_decimals_of(scaled)}f}')}{NBSP}%"
+
+
+def signed_percent(value: float) -> str:
+    """Return a change in per cent with its sign, a real minus and two digits: ``+4.2 %``."""
+    return f"{value:+.{_decimals_of(value)}f} %".replace("-", MINUS)
+
+
+def _decimals_of(percent: float) -> int:
+    return 1 if abs(percent) < TWO_DIGITS else 0

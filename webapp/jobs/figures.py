@@ -13,10 +13,10 @@ from django.utils.timezone import localtime
 from webapp.charts.figures import Prediction
 from webapp.core.clock import now
 from webapp.core.display import Figure, quantity
-from webapp.core.units import DAY, Quantity, about, clock, number
+from webapp.core.units import DAY, Quantity, about, clock, number, signed_percent
 from webapp.jobs.models import FINAL_STATES, Event, Job, JobState, Measurement
 
-MINUS = "\N{MINUS SIGN}"
+LEAST_PERCENT = 0.05  # less would be shown as zero
 KIND_WORDS = {
     "train": "Train",
     "compress": "Compress",
@@ -321,7 +321,4 @@ def beyond_chance(job: Job) -> str:
 def _change(ratio: float) -> str:
     """Return a change in percent with a real minus; small ones with one decimal."""
     percent = (ratio - 1) * 100
-    if abs(percent) < 0.05:  # noqa: PLR2004 -- it would be shown as zero
-        return "unchanged"
-    decimals = 1 if abs(percent) < 10 else 0  # noqa: PLR2004 -- two digits say enough
-    return f"{percent:+.{decimals}f} %".replace("-", MINUS)
+    return "unchanged" if abs(percent) < LEAST_PERCENT else signed_percent(percent)

@@ -60,7 +60,8 @@ def _mixed(name: str, base: Type, num_layers: int, *, is_tied: bool) -> Type:
         return base
     layer, eighth = int(found[1]), num_layers // 8
     is_outer = layer < eighth or layer >= 7 * num_layers // 8
-    return Type.Q6_K if is_outer or (layer - eighth) % 3 == 2 else base  # noqa: PLR2004 (a third)
+    is_third = (layer - eighth + 1) % 3 == 0
+    return Type.Q6_K if is_outer or is_third else base
 
 
 def encoded(array: Array, kind: Type) -> npt.NDArray[np.generic]:

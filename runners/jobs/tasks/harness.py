@@ -24,6 +24,7 @@ from runners.jobs.tasks.scores import AGGREGATIONS, Score, Values
 BATCH_SIZE = 8
 REQUESTS = ("loglikelihood", "loglikelihood_rolling", "generate_until")
 _NONE = "none"  # the harness's name of no filter
+PAIR = ("sum", "weight")
 _WRONG = (ValueError, KeyError, TypeError, AttributeError, IndexError, TemplateError)
 
 
@@ -154,7 +155,7 @@ def _aggregation(rule: Callable[..., object]) -> str:
 
 def _sums(given: Sequence[object]) -> tuple[Values | None, Values | None]:
     """Return what each document gave: (sum, weight) pairs, or plain values of weight 1."""
-    if all(isinstance(each, tuple | list) and len(each) == 2 for each in given):  # noqa: PLR2004 - a pair
+    if all(isinstance(each, tuple | list) and len(each) == len(PAIR) for each in given):
         pairs = np.asarray(given, dtype=np.float64)
         return pairs[:, 0], pairs[:, 1]
     if all(isinstance(each, int | float | np.number | np.bool_) for each in given):

@@ -22,6 +22,7 @@ from runners.jobs.runtime import BadInputError
 from runners.jobs.train.integers import made_wide, put
 
 SMALLEST_SCALE = 1e-8
+NIBBLE_BITS = 4  # two codes to a byte
 
 
 def quantize_for_training(model: PreTrainedModel, options: QuantizedTraining) -> None:
@@ -70,7 +71,7 @@ class CodedLinear(torch.nn.Module):
         codes, scale = _nearest(layer.weight.detach(), options)
         self.bits = options.bits
         self.register_parameter("bias", layer.bias)
-        self.register_buffer("codes", _packed(codes) if self.bits == 4 else codes)  # noqa: PLR2004 - two codes to a byte
+        self.register_buffer("codes", _packed(codes) if self.bits == NIBBLE_BITS else codes)
         self.scale = torch.nn.Parameter(scale)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -155,7 +156,7 @@ def _packed(codes: torch.Tensor) -> torch.Tensor:
 
 
 def _unpacked(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    if bits == 8:  # noqa: PLR2004 - a code to a byte
+    if bits != NIBBLE_BITS:  # a code to a byte
         return codes
     halves = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(1)
     return halves.to(torch.int8).sub_(8)

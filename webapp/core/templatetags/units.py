@@ -15,6 +15,7 @@ register = template.Library()
 
 Number = float | int | None
 NOTHING = "—"
+A_BREATH_SECONDS = 5
 
 
 def _html(shown: Quantity) -> SafeString:
@@ -106,4 +107,4 @@ def ago(value: datetime | None) -> str:
     if value is None:
         return "never"
     seconds = (now() - value).total_seconds()
-    return "just now" if seconds < 5 else f"{units.coarse(seconds)} ago"  # noqa: PLR2004 -- a breath
+    return "just now" if seconds < A_BREATH_SECONDS else f"{units.coarse(seconds)} ago"

@@ -26,6 +26,7 @@ from runners.jobs.model_files import read_config
 from runners.jobs.runtime import BadInputError
 
 MAX_HEADER_BYTES = 100_000_000  # as safetensors itself has it
+LENGTH_BYTES = 8  # the format begins with its header's length
 ALIGNMENT = 32
 FLOAT_32, TEXT = 6, 8  # GGUF's numbers of its metadata's types
 VERSION = 3
@@ -111,9 +112,9 @@ def _matrices(name: str, path: Path, config: Mapping[str, Any]) -> Iterator[Matr
 
 def _header(name: str, file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
     """Return what a safetensors file holds, and where its data begins."""
-    start = file.read(8)
+    start = file.read(LENGTH_BYTES)
     length = int.from_bytes(start, "little")
-    if len(start) < 8 or length > min(size - 8, MAX_HEADER_BYTES):  # noqa: PLR2004 - the format's
+    if len(start) < LENGTH_BYTES or length > min(size - LENGTH_BYTES, MAX_HEADER_BYTES):
         refuse(name, "is cut off or no safetensors file (its header); copy it again")
     try:
         found = json.loads(file.read(length))
@@ -122,7 +123,7 @@ def _header(name: str, file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
     if not isinstance(found, dict):
         refuse(name, "is no safetensors file (its header is no object); copy it again")
     found.pop("__metadata__", None)
-    return found, 8 + length
+    return found, LENGTH_BYTES + length
 
 
 def _name_of(name: str, module: str) -> str:
