@@ -6,10 +6,12 @@ from typing import Any
 
 from django.contrib.auth.models import AnonymousUser, User
 
+from runners.layout_options import LayoutOptions
 from webapp.core.units import NOTHING, TIMES, memory
 from webapp.hosts.sharing import facts_for
 from webapp.jobs.models import Job
 
+USUAL_LAYOUT = LayoutOptions().model_dump(mode="json")
 LONGEST = 80  # characters of a value that a cell shows
 WHERE, WHAT, HOW, ON = "Where", "What it ran", "Strategy", "The host, as it was then"
 IGNORED = frozenset({"kind", "spec_version", "version"})
@@ -47,13 +49,19 @@ Entry = tuple[tuple[str, str], str]
 def _flat_settings(job: Job, user: User | AnonymousUser) -> Iterator[Entry]:
     for name, value in _place(job):
         yield (WHERE, name), value
-    for path, value in flat(job.spec):
+    for path, value in flat({**job.spec, "layout": _layout(job.spec)}):
         yield (WHAT, words_of(path)), shown(value)
     strategy = job.estimate.get("strategy") if isinstance(job.estimate, Mapping) else None
     for path, value in flat(strategy or {}):
         yield (HOW, words_of(path)), shown(value)
     for name, value in _host(job, user):
         yield (ON, name), value
+
+
+def _layout(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a training's layout sets: a job without one has all of it as usual."""
+    given = spec.get("layout") or {}
+    return {name: value for name, value in given.items() if value != USUAL_LAYOUT.get(name)}
 
 
 def _place(job: Job) -> Iterator[tuple[str, str]]:

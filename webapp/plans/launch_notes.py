@@ -59,6 +59,7 @@ def _only_endpoint_note(plan: Plan) -> dict[str, Any]:
                 "can_serve": "yes",
                 "host": launch.place,
                 "engines": [(engine, ENGINES[engine].words)],
+                "can_reuse": "yes",
                 "drafts": drafts_for(launch.host, launch.spec.model, draft_shape(plan)),
             }
     return {}
@@ -77,6 +78,7 @@ def _endpoint_note(plan: Plan, launch: Launch) -> dict[str, Any]:
     adapters = {"adapters": str(count)} if count else {}
     engines = [(name, each.words) for name, each in engines_for(launch.host)]
     if any(name in ON_GPUS for name, _words in engines):
-        points |= {"drafts": drafts_for(launch.host, launch.spec.model, draft_shape(plan))}
+        drafts = drafts_for(launch.host, launch.spec.model, draft_shape(plan))
+        points |= {"drafts": drafts, "can_reuse": "yes"}
     said = {"endpoint": EXPLANATIONS["serve"], "can_serve": "yes", "engines": engines}
     return points | adapters | said

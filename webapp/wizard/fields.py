@@ -14,6 +14,7 @@ from django.core.validators import BaseValidator
 from planner.catalog.devices import list_devices
 from planner.catalog.models import list_models
 from webapp.core.units import gib
+from webapp.core.wording import listed
 
 MAX_CONFIG_BYTES = 256 * 1024
 MAX_DIGITS = 18  # of a whole number: what is longer counts nothing in a model
@@ -48,6 +49,7 @@ class Option(forms.ChoiceField):
 
     def __init__(self, label: str, choices: Choices, hint: str = "") -> None:
         super().__init__(label=label, choices=choices, help_text=hint, required=False)
+        self.usual = choices[0][0]
 
 
 def asked_for(field: forms.Field, methods: Iterable[str]) -> None:
@@ -175,3 +177,27 @@ class StepForm(forms.Form):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("label_suffix", "")
         super().__init__(*args, **kwargs)
+
+    @property
+    def plain_fields(self) -> list[forms.BoundField]:
+        """Return what every draft of the step is about."""
+        return [each for each in self._own_fields() if not isinstance(each.field, Option)]
+
+    @property
+    def finer_fields(self) -> list[forms.BoundField]:
+        """Return what most leave alone; the step shows it folded."""
+        return [each for each in self._own_fields() if isinstance(each.field, Option)]
+
+    @property
+    def finer_words(self) -> str:
+        """Return which of the finer choices are not as they were, or wrong, by their labels."""
+        return listed([str(each.label) for each in self.finer_fields if _is_touched(each)])
+
+    def _own_fields(self) -> list[forms.BoundField]:
+        return [each for each in self if each.name not in self.data_names]
+
+
+def _is_touched(bound: forms.BoundField) -> bool:
+    field = bound.field
+    is_other = isinstance(field, Option) and (bound.value() or field.usual) != field.usual
+    return is_other or bool(bound.errors)

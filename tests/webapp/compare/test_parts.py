@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from runners.jobspec import TrainSpec
 from webapp.compare import measured
 from webapp.compare.charts import overlays
 from webapp.compare.differences import flat, settings_of, shown, words_of
@@ -45,6 +46,25 @@ def test_what_one_job_lacks_is_a_difference(slow, fast, alice):
     (row,) = [each for each in settings_of([slow, fast], alice) if each.name == "Only here"]
 
     assert (row.values, row.differs) == (("3", "\N{EM DASH}"), True)
+
+
+def test_a_job_without_a_layout_differs_from_one_in_what_that_one_sets(make_run, alice):
+    copies = make_run("Copies", 1.0, 4)
+    layout = {"data_parallel_size": 2, "zero_stage": 2}
+    sharded = make_run(
+        "Sharded", 1.0, 4, spec=TrainSpec(layout=layout, gradient_accumulation_steps=2)
+    )
+    later = make_run("Later", 1.0, 4)
+    later.spec = {**later.spec, "layout": {"zero_stage": 0, "known_later": "on"}}
+
+    rows = {row.name: row for row in settings_of([copies, sharded, later], alice)}
+    of_layout = {name: row.values for name, row in rows.items() if name.startswith("Layout")}
+
+    assert of_layout == {
+        "Layout · data parallel size": ("—", "2", "—"),
+        "Layout · zero stage": ("—", "2", "—"),
+        "Layout · known later": ("—", "—", "on"),
+    }
 
 
 def test_time_counts_from_each_jobs_own_start(slow, fast):

@@ -131,7 +131,13 @@ def test_an_engine_that_takes_no_guessing_model_refuses_it_by_name(serving, smal
         launch_of(serving, wish)
 
 
-def test_without_gpus_no_guessing_model_is_offered_for_an_endpoint(serve_plan, trained, small):
-    note = launch_note(with_model(serve_plan, trained, "serve"))
+def test_without_gpus_an_endpoint_is_offered_nothing_that_only_vllm_takes(
+    serve_plan, trained, small, alice
+):
+    plan = with_model(serve_plan, trained, "serve")
 
-    assert "drafts" not in note
+    note, page = launch_note(plan), page_of(plan, alice)
+
+    assert not {"drafts", "can_reuse"} & set(note)
+    assert 'name="engine"' in page
+    assert 'name="reuse"' not in page

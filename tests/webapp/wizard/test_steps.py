@@ -178,3 +178,47 @@ def test_no_step_asks_the_database_more_often_than_a_bound(
 
     with django_assert_max_num_queries(15):
         walker.page(step)
+
+
+FOLDED = '<details class="disclosure">'
+OPENED = '<details class="disclosure" open>'
+
+
+@pytest.mark.parametrize("goal", ["finetune", "pretrain", "generate"])
+def test_finer_choices_are_folded_until_one_of_them_is_made(walk, goal):
+    made = {"generate": {"batching": "sorted", "decode_step": "compiled"}}.get(
+        goal, {"attention": "eager", "lengths": "fixed", "on_spike": "skip"}
+    )
+    said = {"generate": "Batches and Decode step"}.get(
+        goal, "Attention kernel and On a loss spike"
+    )
+    walker = walk()
+    walker.press("goal", goal=goal)
+    assert FOLDED in walker.page("workload").content.decode()
+
+    walker.press("workload", go="stay", **made)
+    text = walker.page("workload").content.decode()
+
+    assert OPENED in text
+    assert f"<summary>Finer choices: {said}</summary>" in text
+
+
+def test_a_step_without_finer_choices_has_no_fold(walk):
+    walker = walk()
+    walker.press("goal", goal="serve")
+
+    text = walker.page("workload").content.decode()
+
+    assert "Finer choices" not in text
+    assert 'name="concurrency"' in text
+
+
+def test_a_finer_choice_that_is_refused_is_in_sight(walk):
+    walker = walk()
+    walker.press("goal", goal="generate")
+
+    response = walker.press("workload", go="stay", kv_cache="int4", guessing="lookup")
+
+    text = response.content.decode()
+    assert OPENED in text
+    assert "Fewer bits run in batches only" in text
