@@ -1,11 +1,12 @@
-"""The doors: the cost of one strategy, a search for the best one, and how far one thing goes."""
+"""The doors: the cost of one strategy, a search for the best one, and how far one thing goes.
 
-from planner.search.engine import search
-from planner.search.inverse import answer_inverse
+Importing them loads the documents that go in and come out. What answers is loaded by a door's
+first question: an estimate needs no search, and a plan none of the inverse questions.
+"""
+
 from planner.specs.estimate import Estimate, EstimateRequest
 from planner.specs.inverse import InverseAnswer, InverseRequest
 from planner.specs.plan import PlanAnswer, PlanRequest
-from planner.workload.estimator import estimate_request
 
 
 def estimate(request: EstimateRequest) -> Estimate:
@@ -14,6 +15,8 @@ def estimate(request: EstimateRequest) -> Estimate:
     Raises:
         PlannerError: a name is unknown, a config is incomplete, or the strategy is impossible.
     """
+    from planner.workload.estimator import estimate_request
+
     return estimate_request(request)
 
 
@@ -23,6 +26,8 @@ def plan(request: PlanRequest) -> PlanAnswer:
     Raises:
         PlannerError: a name is unknown, a config is incomplete, or a pin is impossible.
     """
+    from planner.search.engine import search
+
     return search(request)
 
 
@@ -32,4 +37,6 @@ def inverse(request: InverseRequest) -> InverseAnswer:
     Raises:
         PlannerError: a name is unknown, or the question does not suit the workload.
     """
+    from planner.search.inverse import answer_inverse
+
     return answer_inverse(request)

@@ -3,13 +3,15 @@
 import json
 import tomllib
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
+
+DATA = Path(__file__).with_name("data")
 
 
 def data_text(name: str) -> str:
     """Return the text of one file of the catalog."""
-    return files("planner.catalog").joinpath("data", *name.split("/")).read_text("utf-8")
+    return (DATA / name).read_text("utf-8")
 
 
 @cache

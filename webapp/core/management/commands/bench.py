@@ -61,9 +61,16 @@ def planner_import() -> Iterator[Figure]:
     """Measure `import planner.api` against a Python that imports nothing, round by round.
 
     An installed planner has its bytecode beside it, as pip writes it. The first start after a
-    change has to compile it, which is told as well.
+    change has to compile it, which is told as well. A door loads what answers with its first
+    question: what a program waits for until it has one estimate, or one plan, is told too.
     """
-    named = {"empty": "pass", "planner": "import planner", "doors": "import planner.api"}
+    named = {
+        "empty": "pass",
+        "planner": "import planner",
+        "doors": "import planner.api",
+        "estimate": _first("estimate", "EstimateRequest", "estimate"),
+        "plan": _first("plan", "PlanRequest", "plan"),
+    }
     taken: dict[str, list[float]] = {name: [] for name in (*named, "compiling")}
     with tempfile.TemporaryDirectory() as kept:
         for code in named.values():
@@ -72,11 +79,21 @@ def planner_import() -> Iterator[Figure]:
             for name, code in named.items():
                 taken[name].append(_timed(partial(_python, code, bytecode=kept)))
             taken["compiling"].append(_timed(lambda: _python(named["doors"])))
-    empty, planner, doors, compiling = map(median, taken.values())
+    empty, planner, doors, estimated, planned, compiling = map(median, taken.values())
     yield Figure("Python alone", empty, "s")
     yield Figure("import planner", planner - empty, "s", IMPORT_GOAL)
     yield Figure("import planner.api", doors - empty, "s", IMPORT_GOAL)
     yield Figure("import planner.api, compiled anew", compiling - empty, "s")
+    yield Figure("import planner.api and estimate once", estimated - empty, "s")
+    yield Figure("import planner.api and plan once", planned - empty, "s")
+
+
+def _first(door: str, document: str, module: str) -> str:
+    """Return a program that imports the doors and asks one of them one question."""
+    return (
+        f"from planner.api import {door}; from planner.specs.{module} import {document}; "
+        f"{door}({document}.model_validate({SERVE!r}))"
+    )
 
 
 def estimates() -> Iterator[Figure]:
