@@ -246,6 +246,12 @@ ABILITIES: dict[str, Ability] = {
         "transformers",
         f"{_GENERATE}/test_job.py::test_every_policy_writes_what_plain_greedy_generation_writes",
     ),
+    "energy_cost": Ability(
+        "generate",
+        OWN,
+        "tests/runners/jobs/test_energy.py::"
+        "test_a_job_says_how_many_joules_its_tokens_took_by_the_hosts_counter",
+    ),
     "nlp_fast": Ability(
         "benchmark",
         "torch",

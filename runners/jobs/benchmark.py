@@ -22,7 +22,7 @@ from runners.jobs.model_folders import opened_model
 from runners.jobs.profiling import profile_model
 from runners.jobs.runtime import BadInputError, Job, num_threads, run_job
 from runners.jobs.stages import Stages
-from runners.jobs.telemetry import gpu_telemetry
+from runners.jobs.telemetry import job_telemetry
 from runners.jobspec import ArtefactModel, BenchmarkSpec, FolderModel
 from runners.profile_report import ARTEFACT, ProfileReport
 
@@ -39,7 +39,7 @@ def work(job: Job) -> None:
         measure_under_load(job, spec, spec.load)
         return
     preload_library(spec.weight_dtype)
-    with gpu_telemetry(job.emitter):
+    with job_telemetry(job):
         stages = Stages(job.emitter, _stage_shares(job, spec))
         assessment, profiled = run_isolated(job, partial(_assess, spec, stages))
         measured = assessment.measured()

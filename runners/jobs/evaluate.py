@@ -43,7 +43,7 @@ from runners.jobs.tasks import scores
 from runners.jobs.tasks.files import TaskFile, read_tasks
 from runners.jobs.tasks.held_out import held_out_tasks
 from runners.jobs.tasks.scores import Score
-from runners.jobs.telemetry import gpu_telemetry
+from runners.jobs.telemetry import job_telemetry
 from runners.jobspec import EvaluateSpec
 
 LOADING = "Loading the models"
@@ -82,7 +82,7 @@ def work(job: Job) -> None:
     spec = job.spec_of(EvaluateSpec)
     preload_library(spec.weight_dtype)
     tasks = chosen_tasks(job, spec.tasks) if spec.tasks else []
-    with gpu_telemetry(job.emitter):
+    with job_telemetry(job):
         shares = {LOADING: 1.0, JUDGING: 6.0} | ({ASKING: 6.0} if tasks else {})
         stages = Stages(job.emitter, shares)
         found = run_isolated(job, partial(_evaluate, spec, tasks, stages))

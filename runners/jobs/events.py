@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from runners.jobs.energy import EnergyMeter, Work
 from runners.messages import (
     ArtefactBody,
     EndpointBody,
@@ -44,6 +45,7 @@ class Emitter:
         self._writer = threading.Thread(target=self._write_lines, name="events", daemon=True)
         self._writer.start()
         self.dropped = 0
+        self.meter: EnergyMeter | None = None  # of what the job draws, while one looks
 
     @classmethod
     def from_environment(cls) -> "Emitter":
@@ -67,6 +69,8 @@ class Emitter:
 
     def phase(self, name: str) -> None:
         """Say that a named part of the job begins."""
+        if self.meter is not None:
+            self.meter.begin(name)
         self._send("phase", PhaseBody(name=name))
 
     def progress(
@@ -87,13 +91,16 @@ class Emitter:
         if finite:
             self._send("metric", MetricPoint(source=source, values=finite, step=step))
 
-    def result(self, measured: Mapping[str, float], notes: Mapping[str, str]) -> None:
-        """Send the final figures; raise ValueError when one of them is not finite."""
+    def result(
+        self, measured: Mapping[str, float], notes: Mapping[str, str], work: Work | None = None
+    ) -> None:
+        """Send the final figures with the joules they took; ValueError when one is not finite."""
         bad = [name for name, value in measured.items() if not math.isfinite(value)]
         if bad:
             msg = f"result figures are not finite: {', '.join(bad)}"
             raise ValueError(msg)
-        self._send("result", ResultBody(measured=dict(measured), notes=dict(notes)))
+        drawn, how = self.meter.figures(work) if self.meter is not None else ({}, {})
+        self._send("result", ResultBody(measured={**measured, **drawn}, notes={**notes, **how}))
 
     def artefact(self, body: ArtefactBody) -> None:
         """Announce a folder that stands complete in the attempt's output."""

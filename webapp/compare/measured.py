@@ -8,6 +8,7 @@ from webapp.core.display import quantity
 from webapp.core.units import Quantity, number, signed_percent
 from webapp.core.wording import listed
 from webapp.jobs import figures
+from webapp.jobs.energy import costs_of, device_labels
 from webapp.jobs.figures import FIGURES, MAIN_METRICS
 from webapp.jobs.memory_terms import TermRow, story_of
 from webapp.jobs.models import Measurement
@@ -73,6 +74,8 @@ def rows_of(sides: list[Side], drawn: list[list[Drawn]]) -> list[Row]:
     values = [_values(side, charts) for side, charts in zip(sides, drawn, strict=True)]
     rows = []
     named = {name: (label_of(name), "") for found in values for name in metrics_of(found)}
+    for found in values:
+        named |= device_labels(found)
     for metric, (label, unit) in (FIGURES | named).items():
         cells = _cells(metric, unit, sides, values)
         if any(cell.measured is not None or cell.predicted is not None for cell in cells):
@@ -110,7 +113,8 @@ def _values(side: Side, charts: list[Drawn]) -> dict[str, float]:
     job = side.job
     stored = Measurement.objects.filter(attempt=job.current_attempt_id)
     final = dict(stored.values_list("metric", "measured"))
-    return {**latest_values(job, charts), **(job.result.get("measured") or {}), **final}
+    paid = {name: cost.usd for name, cost in costs_of(job).items()}
+    return {**latest_values(job, charts), **(job.result.get("measured") or {}), **final, **paid}
 
 
 def _cells(

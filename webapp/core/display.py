@@ -15,6 +15,8 @@ UNIT_FORMATS = {
     "tokens_per_second": units.tokens_rate,
     "tokens": units.tokens,
     "usd": units.money,
+    "joules": units.energy,
+    "joules_per_token": units.energy_of_a_token,
     "bytes_per_second": units.bandwidth,
     "flops_per_second": units.flops,
     "parameters": units.parameters,

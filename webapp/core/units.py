@@ -123,6 +123,18 @@ def money(value: float) -> Quantity:
     return Quantity(number(value, 2 if value < 1 else 3), "$")
 
 
+def energy(value: float) -> Quantity:
+    """Return joules as J, kJ, MJ or GJ; less than a joule with its digits."""
+    if abs(value) < 1:
+        return Quantity(number(value), "J")
+    return _scaled(value, 1000, ("J", "kJ", "MJ", "GJ"))
+
+
+def energy_of_a_token(value: float) -> Quantity:
+    """Return joules per token."""
+    return Quantity(number(value), "J/token")
+
+
 def duration(value: float) -> Quantity:
     """Return seconds in the unit that people use: ms, s, min, h or days."""
     if not math.isfinite(value):

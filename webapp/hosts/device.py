@@ -12,6 +12,7 @@ from planner.specs.cluster import ClusterSpec, DeviceSpec
 from runners.facts import DeviceMeasurement, GpuFacts, HostFacts, Microbench
 from webapp.core.problems import ConflictProblem
 from webapp.hosts.models import Host
+from webapp.hosts.prices import PER_KWH, price_of, priced
 from webapp.hosts.virtual import planned_cluster
 
 # Names under which the driver reports a board whose form factor it leaves out.
@@ -39,6 +40,7 @@ def cluster_for_host(host: Host) -> ClusterSpec:
         devices_per_node=len(_same_gpus(facts)) or 1,
         host_memory_bytes=facts.memory_bytes,
         disk_bandwidth_bytes_per_second=bench.disk_write_bytes_per_second if bench else None,
+        electricity_usd_per_kwh=price_of(host.labels, PER_KWH),
     )
 
 
@@ -52,7 +54,8 @@ def device_for_host(host: Host) -> DeviceSpec:
         return get_device(host.planned["device"])
     facts = _facts(host)
     gpus = _same_gpus(facts)
-    return _gpu_device(host, gpus[0]) if gpus else _cpu_device(host, facts)
+    device = _gpu_device(host, gpus[0]) if gpus else _cpu_device(host, facts)
+    return priced(device, host.labels, host.name, len(gpus) or 1)
 
 
 def _facts(host: Host) -> HostFacts:

@@ -4,6 +4,8 @@ import re
 
 from django import forms
 
+from webapp.hosts.prices import wrong_price
+
 POOL = re.compile(r"[a-z0-9][a-z0-9-]*")
 MAX_LABELS = 12
 
@@ -21,7 +23,8 @@ class AddHostForm(forms.Form):
     labels = forms.CharField(
         max_length=400,
         required=False,
-        help_text="Optional, as key=value, separated by spaces: gpu=4090 room=b12",
+        help_text="Optional, as key=value, separated by spaces: gpu=4090 room=b12. "
+        "usd_per_hour and usd_per_kwh price its jobs: usd_per_hour=2.50 usd_per_kwh=0.30",
     )
 
     def clean_pool(self) -> str:
@@ -42,4 +45,7 @@ class AddHostForm(forms.Form):
         bad = [word for word in words if not re.fullmatch(r"[\w.-]+=[\w.-]+", word)]
         if bad:
             raise forms.ValidationError(f"“{bad[0]}” is not key=value; write it as gpu=4090.")
-        return dict(word.split("=", 1) for word in words)
+        labels = dict(word.split("=", 1) for word in words)
+        if wrong := wrong_price(labels):
+            raise forms.ValidationError(wrong)
+        return labels

@@ -14,6 +14,7 @@ from webapp.charts.figures import Prediction
 from webapp.core.clock import now
 from webapp.core.display import Figure, quantity
 from webapp.core.units import DAY, Quantity, about, clock, number, signed_percent
+from webapp.jobs.energy import ENERGY, costs_of, device_labels
 from webapp.jobs.models import FINAL_STATES, Event, Job, JobState, Measurement
 
 LEAST_PERCENT = 0.05  # less would be shown as zero
@@ -73,6 +74,7 @@ FIGURES: dict[str, tuple[str, str]] = {  # metric -> label, base unit
     "kl_divergence_nats": ("Divergence from the original", "nats per token"),
     "top_token_agreement": ("Same next token as the original", "share"),
     "final_loss": ("Final loss", "nats per token"),
+    **ENERGY,
 }
 UNPREDICTED = {
     "acceptance_ratio", "perplexity", "final_loss", "disk_bytes",
@@ -82,7 +84,7 @@ UNPREDICTED = {
     "trainable_parameters", "optimizer_bytes",
     "accuracy", "f1", "data_classes",
     "data_perplexity", "data_loss", "data_documents", "data_held_out", "data_tokens",
-    "data_cut", "data_left_out", "padding_share", "label_share", "tasks_seconds",
+    "data_cut", "data_left_out", "padding_share", "label_share", "tasks_seconds", *ENERGY,
 }  # fmt: skip
 # The figure that stands for a job in the list, best first.
 MAIN_METRICS = (
@@ -199,7 +201,8 @@ def predictions(job: Job) -> dict[str, Prediction]:
 
 def figure_of(metric: str, measured: float | None, said: Prediction | None) -> Figure | None:
     """Return one figure: measured where there is a value, else the prediction alone."""
-    label, unit = FIGURES.get(metric, (metric.replace("_", " ").capitalize(), ""))
+    named = FIGURES | device_labels([metric])
+    label, unit = named.get(metric, (metric.replace("_", " ").capitalize(), ""))
     if said is None:
         if measured is None:
             return None
@@ -230,11 +233,14 @@ def compared(
     """Return predicted beside measured: final figures once they exist, else the latest points."""
     said = predictions(job)
     final = {row.metric: row.measured for row in measurements}
-    measured = {**latest, **job.result.get("measured", {}), **final}
-    notes: Mapping[str, str] = job.result.get("notes", {})
+    costs = costs_of(job)
+    paid = {name: cost.usd for name, cost in costs.items()}
+    measured = {**latest, **job.result.get("measured", {}), **final, **paid}
+    notes = job.result.get("notes", {}) | {name: cost.how for name, cost in costs.items()}
+    devices = device_labels(measured)
     rows = []
-    for metric in FIGURES:
-        if metric not in said and metric not in UNPREDICTED:
+    for metric in (*FIGURES, *devices):
+        if metric not in said and metric not in UNPREDICTED and metric not in devices:
             continue
         found = figure_of(metric, measured.get(metric), said.get(metric))
         if found is not None:

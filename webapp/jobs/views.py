@@ -19,6 +19,7 @@ from webapp.jobs import figures
 from webapp.jobs.actions import allowed
 from webapp.jobs.checklists import Checked, checks_of, preflight_of
 from webapp.jobs.endpoints import endpoint_of, key_shown_once
+from webapp.jobs.energy import unmeasured
 from webapp.jobs.evaluating import LeftModel, left_model
 from webapp.jobs.gangs import deciding_part
 from webapp.jobs.giving_up import names_of, silent_parts
@@ -186,6 +187,7 @@ def overview_context(job: Job, drawn: list[Drawn]) -> dict[str, Any]:
         "compared": rows,
         "endpoint": endpoint_of(job),
         "answer": figures.answer(rows),
+        "no_energy": unmeasured(job),
         "changes": figures.before_after(job),
         "load": under_load(job),
         "operators": operators_of(job),

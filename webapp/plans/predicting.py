@@ -26,7 +26,19 @@ BENCHMARK_METRICS = {  # what a job measures -> the planner's name of it
     "decode_tokens_per_second": "decode_tokens_per_second",
     "peak_memory_bytes": "peak_memory_bytes",
 }
-GENERATE_METRICS = {**BENCHMARK_METRICS, "tokens_per_second": "tokens_per_second"}
+ENERGY_METRICS = {  # per token; of an endpoint they follow from who asks, as its speed does
+    name: name
+    for name in (
+        "energy_joules_per_token",
+        "electricity_usd_per_million_tokens",
+        "cost_usd_per_million_tokens",
+    )
+}
+GENERATE_METRICS = {
+    **BENCHMARK_METRICS,
+    "tokens_per_second": "tokens_per_second",
+    **ENERGY_METRICS,
+}
 SERVE_METRICS = {  # not tokens per second: those follow from who asks
     "ttft_seconds": "ttft_seconds",
     "tpot_seconds": "tpot_seconds",
@@ -42,8 +54,10 @@ TRAIN_METRICS = {
     "tokens_per_second": "tokens_per_second",
     "step_seconds": "step_seconds",
     "peak_memory_bytes": "peak_memory_bytes",
+    **ENERGY_METRICS,
 }
 UNITS = {"_bytes": "bytes", "_per_second": "tokens_per_second", "_seconds": "seconds"}
+UNITS |= {"_joules_per_token": "joules_per_token", "_usd_per_million_tokens": "usd"}
 
 
 def prediction_of(

@@ -34,7 +34,7 @@ from runners.jobs.memory import PeakMeter
 from runners.jobs.model_folders import opened_model
 from runners.jobs.runtime import BadInputError, Job, MissingModelError, num_threads
 from runners.jobs.stages import Stages
-from runners.jobs.telemetry import gpu_telemetry
+from runners.jobs.telemetry import job_telemetry
 from runners.jobspec import ArtefactModel, CompressSpec, FolderModel
 
 ORIGINAL = "Measuring the original"
@@ -90,7 +90,7 @@ def work(job: Job) -> None:
     preload_library(spec.weight_dtype, is_layerwise=spec.is_layerwise)
     saved = job.scratch_dir() / "compressed"
     try:
-        with gpu_telemetry(job.emitter):
+        with job_telemetry(job):
             _run(job, spec, source, saved)
     except BadInputError:  # a person has to act first: nothing half made stays on the host
         shutil.rmtree(job.scratch_dir(), ignore_errors=True)

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from runners.generate_options import PolicyOffload, StageChain
 from runners.jobs.compiler import check_compiler
+from runners.jobs.energy import Work
 from runners.jobs.generate.answering import Run, answer_all
 from runners.jobs.generate.caches import check_cache
 from runners.jobs.generate.chain import Chain
@@ -50,7 +51,7 @@ from runners.jobs.runtime import (
     num_threads,
 )
 from runners.jobs.stages import Stages
-from runners.jobs.telemetry import gpu_telemetry
+from runners.jobs.telemetry import job_telemetry
 from runners.jobspec import Attention, DraftGuess, GenerateSpec
 
 LOADING = "Loading the model"
@@ -79,7 +80,7 @@ def _answer(job: Job, spec: GenerateSpec, opened: Callable[[], Chain] | None = N
     texts = read_texts(job, spec.prompts)
     if not isinstance(spec.offload, PolicyOffload):  # which packs four bits by itself
         preload_library(spec.weight_dtype)
-    with gpu_telemetry(job.emitter):
+    with job_telemetry(job):
         run = _prepare(job, spec, texts, opened)
         before = len(run.journal.records)
         is_stopped = _stopped(run)
@@ -168,6 +169,7 @@ def _publish(run: Run, before: int) -> None:
     run.job.emitter.result(
         {**measured, **run.placed.figures(), "prompts": float(len(records))},
         {**notes_of(peak, before), **run.notes, **_context(run.spec)},
+        Work((GENERATING,), run.figures.output_tokens),
     )
 
 

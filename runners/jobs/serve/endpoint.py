@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import uvicorn
 
+from runners.jobs.energy import Work
 from runners.jobs.runtime import (
     BadInputError,
     Job,
@@ -286,4 +287,5 @@ class Endpoint:
         notes |= self.backend.notes(self.spec)
         measured = self.service.figures.measured()
         peak = float(took.peak_memory_bytes)
-        self.job.emitter.result({**measured, "peak_memory_bytes": peak}, notes)
+        work = Work((SERVING, DRAINING), measured["output_tokens"])
+        self.job.emitter.result({**measured, "peak_memory_bytes": peak}, notes, work)

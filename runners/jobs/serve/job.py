@@ -7,7 +7,7 @@ from runners.jobs.serve.contract import Ready
 from runners.jobs.serve.endpoint import Took, serve
 from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.model import load_ready
-from runners.jobs.telemetry import gpu_telemetry
+from runners.jobs.telemetry import job_telemetry
 from runners.jobspec import ServeSpec
 
 
@@ -38,5 +38,5 @@ class OwnBackend:
 
 def work(job: Job) -> None:
     """Run one endpoint attempt."""
-    with gpu_telemetry(job.emitter):
+    with job_telemetry(job):
         serve(job, OwnBackend())

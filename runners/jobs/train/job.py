@@ -30,10 +30,10 @@ from runners.jobs.runtime import (
     checkpoint_on_sigterm,
     end_by_sigterm,
 )
-from runners.jobs.telemetry import gpu_telemetry
+from runners.jobs.telemetry import job_telemetry
 from runners.jobs.tokenizer import TokenIds, demo_tokenizer, tokenized
 from runners.jobs.train.classifying import classifier, read_labelled
-from runners.jobs.train.outcome import Prepared, finish
+from runners.jobs.train.outcome import TRAINING, Prepared, finish
 from runners.jobs.train.quantized import quantize_for_training
 from runners.jobs.train.sources import Data, read_data
 from runners.jobs.train.trainer import Trainer
@@ -47,7 +47,7 @@ def work(job: Job) -> None:
     """Run one training attempt from text to published model."""
     checkpoint_on_sigterm(job)
     spec = job.spec_of(TrainSpec)
-    with gpu_telemetry(job.emitter):
+    with job_telemetry(job):
         try:
             with joined_ranks(job, spec.parallel) as ranks:
                 trained = _train(job, spec, ranks)
@@ -65,7 +65,7 @@ def _train(job: Job, spec: TrainSpec, ranks: Ranks) -> tuple[Prepared, Peak] | N
     """Return what training made, or None when it was stopped and a checkpoint stands."""
     prepared = _prepare(job, spec, ranks)
     trainer = prepared.trainer
-    job.emitter.phase("Training")
+    job.emitter.phase(TRAINING)
     if not trainer.run():
         return None
     peak = prepared.meter.read()

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from runners.jobs.adapters import Lora, weights_digest
 from runners.jobs.artefacts import card_text, publish_model, weight_file_bytes
+from runners.jobs.energy import Work
 from runners.jobs.evaluation import evaluate
 from runners.jobs.loading import TORCH_DTYPES, ready
 from runners.jobs.memory import Peak, PeakMeter, optimizer_bytes
@@ -20,6 +21,7 @@ from runners.jobs.train.sources import Data
 from runners.jobs.train.trainer import Trainer, steady
 from runners.jobspec import ArtefactModel, FolderModel, TrainSpec
 
+TRAINING = "Training"
 FINAL_EVALUATION_TOKENS = 8192  # as the other jobs take by default: their figures then compare
 
 
@@ -60,7 +62,7 @@ def finish(prepared: Prepared, peak: Peak) -> None:
         _publish_model(prepared, model, card, {"perplexity": perplexity.value})
     folder = job.output_dir("model" if spec.lora is None or spec.lora.is_merged else "adapter")
     measured["disk_bytes"] = float(weight_file_bytes(folder))
-    job.emitter.result(measured, notes)
+    job.emitter.result(measured, notes, Work((TRAINING,), trainer.trained_tokens))
 
 
 def _finish_classifier(prepared: Prepared, peak: Peak) -> None:
@@ -81,7 +83,7 @@ def _finish_classifier(prepared: Prepared, peak: Peak) -> None:
     judged = {name: measured[name] for name in ("accuracy", "f1")}
     _publish_model(prepared, model, _card(spec, measured, notes), judged)
     measured["disk_bytes"] = float(weight_file_bytes(job.output_dir("model")))
-    job.emitter.result(measured, notes)
+    job.emitter.result(measured, notes, Work((TRAINING,), trainer.trained_tokens))
 
 
 def _trained_figures(trainer: Trainer) -> dict[str, float]:

@@ -58,6 +58,7 @@ class Trainer:
     step_seconds: list[float] = field(default_factory=list)
     last_loss: float = math.nan
     resumed_at_step: int | None = None
+    trained_tokens: int = 0  # by this process: those before a restart took joules of their own
 
     def __post_init__(self) -> None:
         spec, scratch = self.spec, self.job.scratch_dir()
@@ -208,6 +209,7 @@ class Trainer:
         own = self._num_tokens(self.layout.share(self._micro_steps))
         self.state.step += 1
         self.state.tokens += tokens
+        self.trained_tokens += tokens
         self.step_seconds.append(seconds)
         said = tokens if self.ranks.is_lead else own
         speed = {"tokens_per_second": said / seconds, "step_seconds": seconds}

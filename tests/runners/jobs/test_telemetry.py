@@ -5,8 +5,14 @@ import time
 import pytest
 import torch
 
-from runners.jobs import telemetry
+from runners.jobs import nvml, telemetry
 from runners.jobs.events import read_events
+from tests.runners.jobs.harness import tiny_training
+
+
+@pytest.fixture
+def job(make_job):
+    return make_job(tiny_training())
 
 
 @pytest.fixture(autouse=True)
@@ -14,8 +20,8 @@ def fast(monkeypatch):
     monkeypatch.setattr(telemetry, "INTERVAL_SECONDS", 0.01)
 
 
-def test_samples_come_from_source_gpu_while_the_block_runs(emitter, events_path):
-    with telemetry.gpu_telemetry(emitter, lambda: {"gpu0_utilization": 0.5}):
+def test_samples_come_from_source_gpu_while_the_block_runs(job, emitter, events_path):
+    with telemetry.job_telemetry(job, lambda: lambda: {"gpu0_utilization": 0.5}):
         time.sleep(0.2)
     emitter.close()
 
@@ -24,8 +30,8 @@ def test_samples_come_from_source_gpu_while_the_block_runs(emitter, events_path)
     assert (first["source"], first["values"]) == ("gpu", {"gpu0_utilization": 0.5})
 
 
-def test_nothing_is_emitted_after_the_block(emitter, events_path):
-    with telemetry.gpu_telemetry(emitter, lambda: {"gpu0_utilization": 0.5}):
+def test_nothing_is_emitted_after_the_block(job, events_path):
+    with telemetry.job_telemetry(job, lambda: lambda: {"gpu0_utilization": 0.5}):
         time.sleep(0.05)
     time.sleep(0.05)
     before = events_path.read_bytes()
@@ -49,7 +55,7 @@ def test_only_visible_gpus_are_read(monkeypatch, configured, expected):
     if configured is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", configured)
 
-    assert telemetry.visible_indices(4) == expected
+    assert nvml.visible_indices(4) == expected
 
 
 def test_a_host_without_cuda_has_no_sampler(monkeypatch):

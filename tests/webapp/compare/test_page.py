@@ -54,6 +54,23 @@ def test_each_figure_has_prediction_ratio_and_distance_from_the_first(slow, fast
     assert "below the interval" in row
 
 
+def test_joules_and_money_of_a_token_stand_side_by_side(make_run, host, alice):
+    host.labels = {"usd_per_kwh": "0.36"}
+    host.save()
+    jobs = [make_run(name, 2000.0, 4) for name in ("Thirsty", "Frugal")]
+    for job, joules in zip(jobs, (4.0, 2.0), strict=True):
+        job.result["measured"] |= {"energy_joules_per_token": joules, "gpu0_energy_joules": 900.0}
+        job.save()
+
+    text = page(alice, *jobs)
+    row = text.split('<th scope="row">Energy per token</th>')[1].partition("</tr>")[0]
+
+    assert '<strong>4.00</strong><span class="unit">J/token</span>' in row
+    assert "\N{MINUS SIGN}50 %" in row
+    assert '<th scope="row">Energy of gpu0</th>' in text
+    assert '<th scope="row">Electricity per million tokens</th>' in text
+
+
 def test_metrics_lie_over_each_other_without_javascript_too(slow, fast, alice):
     text = page(alice, slow, fast)
 

@@ -97,3 +97,17 @@ def test_the_drivers_name_finds_the_catalogs_device(host, driver_name, device_id
 
 def test_every_driver_name_leads_into_the_catalog():
     assert all(get_device(device_id).id == device_id for device_id in DRIVER_NAMES.values())
+
+
+def test_the_prices_of_a_hosts_labels_are_those_that_the_planner_reckons_with(host):
+    host.labels = {"usd_per_hour": "3.00", "usd_per_kwh": "0.25"}
+    cluster = cluster_for_host(with_gpus(host, H100, H100 | {"index": 1}))
+
+    assert cluster.electricity_usd_per_kwh == 0.25
+    assert cluster.device.price_usd_per_hour == 1.5
+    assert cluster.device.price_source == "label usd_per_hour of Box, over its 2 devices"
+    host.labels = {"usd_per_hour": "nan", "usd_per_kwh": "much"}
+    assert cluster_for_host(with_gpus(host, H100)).electricity_usd_per_kwh is None
+    assert device_for_host(host) == device_for_host(host).model_copy(
+        update={"price_usd_per_hour": get_device("h100-sxm5-80gb").price_usd_per_hour}
+    )

@@ -80,6 +80,8 @@ def test_the_check_page_is_never_cached(as_olga, added):
         ("name", "", "required"),
         ("pool", "My Pool!", "lower-case letters, digits and hyphens"),
         ("labels", "just-a-word", "is not key=value"),
+        ("labels", "usd_per_kwh=free", "usd_per_kwh=free is no price; write dollars from 0 to"),
+        ("labels", "usd_per_hour=-2", "usd_per_hour=-2 is no price"),
         ("labels", " ".join(f"k{i}=v" for i in range(20)), "at most 12"),
     ],
 )

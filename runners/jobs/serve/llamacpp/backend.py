@@ -19,6 +19,7 @@ from runners.jobs.serve.llamacpp.answers import Answer
 from runners.jobs.serve.llamacpp.process import EngineProcess, Shape
 from runners.jobs.serve.llamacpp.writer import LlamaWriter
 from runners.jobs.serve.protocol import AskedError, known_ids
+from runners.jobs.telemetry import job_telemetry, no_gpus
 from runners.jobspec import ArtefactModel, FolderModel, ModelRef, ServeSpec
 
 TOKENS_SECONDS = 60.0  # turning text into tokens takes no longer, or the engine hangs
@@ -31,7 +32,8 @@ def prepare() -> None:
 
 def work(job: Job) -> None:
     """Run one endpoint attempt."""
-    serve(job, LlamaBackend())
+    with job_telemetry(job, no_gpus):
+        serve(job, LlamaBackend())
 
 
 class LlamaReady:

@@ -1,12 +1,12 @@
 """One endpoint attempt of an engine that speaks OpenAI's form itself."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 
+from runners.jobs.nvml import GpuPeak, visible_sample
 from runners.jobs.runtime import Job
 from runners.jobs.serve.endpoint import serve
 from runners.jobs.serve.relayed.backend import RelayBackend, Speaker
-from runners.jobs.telemetry import GpuPeak, gpu_telemetry, visible_sample
+from runners.jobs.telemetry import job_telemetry
 
 
 def prepare() -> None:
@@ -18,8 +18,7 @@ def work_of(speaker: Speaker) -> Callable[[Job], None]:
 
     def work(job: Job) -> None:
         peak = GpuPeak(visible_sample())
-        told = gpu_telemetry(job.emitter, peak.sample) if peak.sample else nullcontext()
-        with told:
+        with job_telemetry(job, lambda: peak.sample):
             serve(job, RelayBackend(speaker, peak.read))
 
     return work

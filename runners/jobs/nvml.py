@@ -1,0 +1,70 @@
+"""GPU figures from inside the job, through NVML."""
+
+import contextlib
+import os
+from collections.abc import Callable
+
+import pynvml
+
+from runners.jobs.energy import Sample
+
+PERCENT = 100.0
+MILLIWATTS = 1000.0
+FIGURES: dict[str, Callable[[object], float]] = {
+    "memory_bytes": lambda handle: pynvml.nvmlDeviceGetMemoryInfo(handle).used,
+    "utilization": lambda handle: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / PERCENT,
+    "power_watts": lambda handle: pynvml.nvmlDeviceGetPowerUsage(handle) / MILLIWATTS,
+}
+
+
+def visible_sample() -> Sample | None:
+    """Return a reader of the GPUs that this process is given, or None without NVML or GPU."""
+    try:
+        pynvml.nvmlInit()
+        handles = {
+            index: pynvml.nvmlDeviceGetHandleByIndex(index)
+            for index in visible_indices(pynvml.nvmlDeviceGetCount())
+        }
+    except pynvml.NVMLError:
+        return None
+    return (lambda: _read(handles)) if handles else None
+
+
+class GpuPeak:
+    """Remembers the most memory in use on one GPU while its reader is asked."""
+
+    def __init__(self, read: Sample | None) -> None:
+        self._read = read
+        self._bytes = 0
+        self.sample = self._sample if read else None
+
+    def _sample(self) -> dict[str, float]:
+        values = self._read() if self._read else {}
+        used = [int(value) for name, value in values.items() if name.endswith("_memory_bytes")]
+        self._bytes = max([self._bytes, *used])
+        return values
+
+    def read(self) -> tuple[int, str] | None:
+        """Return the peak and how it was measured, or None where no GPU was read."""
+        how = "most memory in use on one GPU, read through NVML once a second"
+        return (self._bytes, how) if self._bytes else None
+
+
+def visible_indices(count: int) -> list[int]:
+    """Return the NVML indices that CUDA_VISIBLE_DEVICES leaves; names by UUID count as all."""
+    configured = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if configured is None:
+        return list(range(count))
+    parts = [part.strip() for part in configured.split(",") if part.strip()]
+    if not all(part.isdigit() for part in parts):
+        return list(range(count))
+    return [int(part) for part in parts if int(part) < count]
+
+
+def _read(handles: dict[int, object]) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for index, handle in handles.items():
+        for name, figure in FIGURES.items():  # each by itself: a MIG slice has no utilisation
+            with contextlib.suppress(pynvml.NVMLError):
+                values[f"gpu{index}_{name}"] = figure(handle)
+    return values
