@@ -70,14 +70,18 @@ def rows(folder: Path, training: TrainSpec, names: tuple[str, ...] = ()) -> Iter
     if not (folder / "attempts" / TRAINED / "output" / "model").is_dir():
         run(folder, TRAINED, training)
     for name in names or SETTINGS:
-        fields: dict[str, Any] = {
-            "group_size": GROUP_SIZE,
-            "calibration_tokens": CALIBRATION_TOKENS,
-            "evaluation_tokens": EVALUATION_TOKENS,
-            **SETTINGS[name],
-        }
-        spec = CompressSpec(model=ArtefactModel(attempt_id=TRAINED), **fields)
-        yield Row(name, run(folder, attempt_of(name), spec))
+        yield Row(name, run(folder, attempt_of(name), spec_of(name)))
+
+
+def spec_of(name: str) -> CompressSpec:
+    """Return what a row asks for."""
+    fields: dict[str, Any] = {
+        "group_size": GROUP_SIZE,
+        "calibration_tokens": CALIBRATION_TOKENS,
+        "evaluation_tokens": EVALUATION_TOKENS,
+        **SETTINGS[name],
+    }
+    return CompressSpec(model=ArtefactModel(attempt_id=TRAINED), **fields)
 
 
 def attempt_of(name: str) -> str:

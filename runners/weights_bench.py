@@ -7,7 +7,7 @@ of two ways with each other.
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from runners.compress_bench import EVALUATION_TOKENS, TRAINED, attempt_of, rows, run
+from runners.compress_bench import EVALUATION_TOKENS, TRAINED, attempt_of, rows, run, spec_of
 from runners.compress_options import WeightDtype
 from runners.jobspec import ArtefactModel, DemoModel, EvaluateSpec, TrainSpec
 from runners.ratios import Ratio
@@ -54,12 +54,13 @@ def compared(folder: Path) -> Iterator[Ratio]:
     Window by window: two intervals against the original, each at its worst, would hide it.
     """
     for title, (worse, better) in BETTER.items():
-        found = _against(folder, attempt_of(worse), attempt_of(better))
+        dtype = spec_of(worse).weight_dtype
+        found = _against(folder, attempt_of(worse), attempt_of(better), dtype)
         yield of_perplexity(title, found)
 
 
 def _against(
-    folder: Path, attempt_id: str, other_id: str, weight_dtype: WeightDtype = "bf16"
+    folder: Path, attempt_id: str, other_id: str, weight_dtype: WeightDtype
 ) -> dict[str, float]:
     """Return what one attempt's model reads beside another's, window by window."""
     asked = EvaluateSpec(

@@ -127,7 +127,7 @@ def _evaluate(
     stages.begin(LOADING)
     meter = PeakMeter(pick_device())
     loaded = load_model(job, spec.model, spec.weight_dtype)
-    original = load_model(job, spec.original, "bf16") if spec.original else None
+    original = load_model(job, spec.original, None) if spec.original else None
     windows = _windows(job, spec, loaded, original)
     stages.begin(JUDGING)
     began = time.monotonic()

@@ -82,9 +82,11 @@ def pick_device() -> torch.device:
 
 
 def load_model(
-    job: Job, ref: ModelRef, dtype: WeightDtype, device: torch.device | None = None
+    job: Job, ref: ModelRef, dtype: WeightDtype | None, device: torch.device | None = None
 ) -> LoadedModel:
     """Return the referenced model with its weights held as ``dtype``.
+
+    None takes a quantised folder as it is, and every other in bf16.
 
     Raises:
         MissingModelError: the folder is absent, incomplete or outside the model roots.
@@ -94,8 +96,9 @@ def load_model(
     if isinstance(ref, DemoModel):
         ref = RandomModel(config=demo_config(ref))
     if isinstance(ref, RandomModel):
-        return LoadedModel(_load_random(job, ref, dtype, device), None, device)
+        return LoadedModel(_load_random(job, ref, dtype or "bf16", device), None, device)
     folder = opened_model(ref, job.host_dir)
+    dtype = dtype or stored_quantisation(folder) or "bf16"
     return LoadedModel(load_folder(folder, dtype, device), load_tokenizer(folder), device)
 
 

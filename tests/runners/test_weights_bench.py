@@ -47,6 +47,7 @@ def test_two_ways_are_judged_on_the_same_windows_beside_each_other(monkeypatch, 
     assert {(each.low, each.high) for each in found} == {(1.01, 1.03)}
     pairs = [(each.model.attempt_id, each.original.attempt_id) for each in asked]
     assert pairs == [tuple(map(attempt_of, pair)) for pair in BETTER.values()]
+    assert [each.weight_dtype for each in asked] == ["int4", "bf16", "bf16"]
 
 
 def test_an_evaluation_beside_its_original_is_a_ratio():

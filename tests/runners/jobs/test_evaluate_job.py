@@ -63,6 +63,23 @@ def test_the_job_agrees_with_the_compression_that_made_the_model(compared, host,
     )
 
 
+def test_an_original_that_is_quantised_itself_is_read_as_it_is_stored(host, int8, int4):
+    spec = EvaluateSpec(
+        model=ArtefactModel(attempt_id="int4"),
+        weight_dtype="int4",
+        original=ArtefactModel(attempt_id="int8"),
+        evaluation_tokens=1024,
+    )
+
+    finished = host.run_here("evaluate-int4-by-int8", spec, evaluate.work)
+
+    measured = finished.measured
+    assert (int8.returncode, int4.returncode) == (0, 0)
+    ratio = measured["perplexity"] / measured["original_perplexity"]
+    assert measured["perplexity_ratio"] == pytest.approx(ratio, rel=1e-6)
+    assert 0 < measured["kl_divergence_nats"] < 0.1
+
+
 def test_a_model_beside_itself_has_no_divergence(host, trained):
     model = load_folder(trained.folder / "output" / "model", "bf16", CPU)
     batch = torch.randint(0, 512, (2, 32), generator=torch.Generator().manual_seed(1))
