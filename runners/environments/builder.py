@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from runners.environments.pins import Pins
 from runners.environments.store import BUILT, LAST, PROGRESS, EnvironmentBusyError, Store
+from runners.programs import heard
 from runners.supervision import record
 
 GIB = 2**30
@@ -224,16 +225,7 @@ def _run(command: Sequence[str], what: str) -> Iterator[str]:
     Raises:
         BuildError: it failed; its last lines say why.
     """
-    env = _environment()
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=env,
-    ) as process:
+    with heard(command, _environment(), stderr=subprocess.STDOUT) as process:
         last: list[str] = []
         try:
             for line in process.stdout or ():

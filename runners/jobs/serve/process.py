@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from runners.jobs.serve.contract import EngineLostError
+from runners.programs import heard
 
 LAST_LINES = 20
 KIB = 1024
@@ -31,16 +32,7 @@ class OwnProcess:
         self.title = title
         self.last: deque[str] = deque(maxlen=LAST_LINES)
         self._peak_bytes = 0
-        self._process = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env=env,
-            start_new_session=True,
-        )
+        self._process = heard(argv, env, stdin=subprocess.PIPE, has_own_group=True)
         self._pumps = [
             threading.Thread(target=pump, name=f"engine-{name}", daemon=True)
             for name, pump in (("out", self._listen), ("log", self._pass_on))

@@ -1,6 +1,8 @@
 """Adapters that answer otherwise than their base, made on the spot and saved as peft has them."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -11,6 +13,16 @@ from runners.jobs.loading import load_folder
 from runners.jobspec import FolderModel
 
 CPU = torch.device("cpu")
+Made = Mapping[str, Mapping[str, Any]]  # name -> options of its LoRA
+
+
+def make_all(base: Path, root: Path, made: Made) -> dict[str, PreTrainedModel]:
+    """Save named adapters below ``root``; return each merged model, and the base as "model"."""
+    models = {
+        name: make_adapter(base, root / name, seed, **options)
+        for seed, (name, options) in enumerate(made.items())
+    }
+    return {**models, "model": load_folder(base, "fp32", CPU)}
 
 
 def make_adapter(base: Path, folder: Path, seed: int, **options) -> PreTrainedModel:

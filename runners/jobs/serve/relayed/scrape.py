@@ -21,8 +21,13 @@ class MetricNames(NamedTuple):
     kv_used: str  # 0 to 1
     prompt_tokens: str
     output_tokens: str
-    ttft: str  # a histogram in seconds
-    tpot: str  # likewise, a value a token
+    ttft: str = ""  # a histogram in seconds
+    tpot: str = ""  # likewise, a value a token
+
+    @classmethod
+    def below(cls, prefix: str, *names: str) -> "MetricNames":
+        """Return the names, in this order, of an engine whose figures all begin alike."""
+        return cls(*(f"{prefix}:{name}" for name in names))
 
 
 class Exposition:

@@ -1,6 +1,7 @@
 """One endpoint of the tiny trained model for the tests of its answers."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,12 @@ from runners.endpoint_spec import key_hash
 from runners.jobs.loading import load_folder, load_tokenizer
 from runners.jobspec import ServeSpec
 from tests.runners.jobs.serve.serving import KEY, Endpoint, serving
+
+
+@pytest.fixture(scope="package")
+def base(host, trained_model) -> Path:
+    """The folder of the tiny trained model."""
+    return host.path / "attempts" / trained_model.attempt_id / "output" / "model"
 
 
 @pytest.fixture(scope="package")
@@ -33,11 +40,10 @@ def client(endpoint) -> OpenAI:
 
 
 @pytest.fixture(scope="package")
-def greedy(host, trained_model):
+def greedy(base):
     """What transformers' own generate writes after one prompt alone."""
-    folder = host.path / "attempts" / trained_model.attempt_id / "output" / "model"
-    model = load_folder(folder, "fp32", torch.device("cpu"))
-    tokenizer = load_tokenizer(folder)
+    model = load_folder(base, "fp32", torch.device("cpu"))
+    tokenizer = load_tokenizer(base)
 
     def write(prompt: str, tokens: int) -> str:
         asked = tokenizer(prompt, return_tensors="pt")

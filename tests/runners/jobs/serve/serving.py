@@ -3,8 +3,9 @@
 import contextlib
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,31 @@ class Endpoint:
 def serving(host: Host, name: str, spec: ServeSpec, key: str = "") -> Iterator[Endpoint]:
     """Run an endpoint while the block runs."""
     folder = host.attempt(name, spec)
-    endpoint = Endpoint(host, folder, host.start(folder), key)
+    with ended(Endpoint(host, folder, host.start(folder), key)) as endpoint:
+        yield endpoint
+
+
+@contextlib.contextmanager
+def serving_by(
+    host: Host, module: str, name: str, spec: ServeSpec, env: Mapping[str, str]
+) -> Iterator[Endpoint]:
+    """Run a module's endpoint with this interpreter, whatever environment its engine has."""
+    folder = host.attempt(name, spec)
+    with (folder / "events.jsonl").open("ab") as events:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, str(folder)],
+            env={**host.environment(), **env, "SLIPWAY_EVENT_FD": str(events.fileno())},
+            pass_fds=[events.fileno()],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    with ended(Endpoint(host, folder, process, KEY)) as endpoint:
+        yield endpoint
+
+
+@contextlib.contextmanager
+def ended(endpoint: Endpoint) -> Iterator[Endpoint]:
+    """End an endpoint after the block, where it did not end itself."""
     try:
         yield endpoint
     finally:
@@ -96,6 +121,24 @@ def complete(client: OpenAI, prompt: Any = PROMPT, **changes: Any) -> Any:
     """Return the answer to a prompt, greedy and short unless told otherwise."""
     asked = {"model": "model", "prompt": prompt, "max_tokens": 12, "temperature": 0}
     return client.completions.create(**{**asked, **changes})
+
+
+def kill_until_given_up(endpoint: Endpoint) -> Finished:
+    """Kill each life of a running endpoint's engine; return what the job left when it gave up."""
+    endpoint.address()
+    killed: set[int] = set()
+
+    def kill_next() -> bool:
+        is_over = endpoint.process.poll() is not None
+        for each in () if is_over else psutil.Process(endpoint.process.pid).children():
+            if each.pid not in killed:
+                killed.add(each.pid)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+        return is_over
+
+    until(kill_next, "it does not give up")
+    return endpoint.end()
 
 
 def engine_of(endpoint: Endpoint) -> psutil.Process:

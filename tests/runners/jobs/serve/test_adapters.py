@@ -17,7 +17,7 @@ from runners.jobs.serve.paging import PagedCache, check_paging
 from runners.jobs.serve.sampling import Sampling
 from runners.jobs.serve.text import Reader
 from runners.jobspec import FolderModel, NamedAdapter, ServeSpec
-from tests.runners.jobs.adapter_making import CPU, make_adapter
+from tests.runners.jobs.adapter_making import CPU, make_adapter, make_all
 from tests.runners.jobs.harness import TINY_CONFIG
 from tests.runners.jobs.serve.serving import serving
 
@@ -31,18 +31,9 @@ TOKENS = 12
 
 
 @pytest.fixture(scope="module")
-def base(host, trained_model):
-    return host.path / "attempts" / trained_model.attempt_id / "output" / "model"
-
-
-@pytest.fixture(scope="module")
 def alone(host, base):
     """What each merged model, and the base, writes by transformers' own generate."""
-    models = {
-        name: make_adapter(base, host.path / "models" / "adapters" / name, seed, **options)
-        for seed, (name, options) in enumerate(MADE.items())
-    }
-    models["model"] = load_folder(base, "fp32", CPU)
+    models = make_all(base, host.path / "models" / "adapters", MADE)
     tokenizer = load_tokenizer(base)
 
     def write(name: str, prompt: str) -> str:

@@ -1,6 +1,5 @@
 """llama.cpp behind our door: the official client, keys, figures, kills under load, bad files."""
 
-import contextlib
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from tests.runners.jobs.serve.serving import (
     PROMPT,
     complete,
     engine_of,
+    kill_until_given_up,
     serving,
     until,
 )
@@ -197,19 +197,7 @@ def test_a_killed_engine_gives_clean_errors_and_is_started_again(host, spec):
 @pytest.mark.faults
 def test_an_engine_that_ends_again_and_again_ends_the_job_by_name(host, spec):
     with serving(host, "serve-llama-lost", spec, KEY) as endpoint:
-        endpoint.address()
-        killed = set()
-
-        def kill_next() -> bool:
-            for child in psutil.Process(endpoint.process.pid).children():
-                if child.pid not in killed:
-                    killed.add(child.pid)
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        child.kill()
-            return endpoint.process.poll() is not None
-
-        until(kill_next, "it does not give up")
-        ended = endpoint.end()
+        ended = kill_until_given_up(endpoint)
 
     assert classify(Ending(ended.returncode, None, ended.stderr)) is Reason.ENGINE_LOST
     assert "ended by SIGKILL" in ended.stderr

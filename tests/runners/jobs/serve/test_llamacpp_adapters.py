@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from runners.jobs.compress.gguf_file import rearranged
-from runners.jobs.loading import load_folder, load_tokenizer
+from runners.jobs.loading import load_tokenizer
 from runners.jobs.runtime import BadInputError
 from runners.jobs.serve.llamacpp.adapters import write_adapter
 from runners.jobspec import FolderModel, NamedAdapter, ServeSpec
-from tests.runners.jobs.adapter_making import CPU, make_adapter
+from tests.runners.jobs.adapter_making import make_all
 from tests.runners.jobs.serve.gguf import build_environment, write_model
 from tests.runners.jobs.serve.serving import complete, serving
 
@@ -28,18 +28,9 @@ PROMPTS = ["import os", "def f(", "class A:"]
 
 
 @pytest.fixture(scope="module")
-def base(host, trained_model):
-    return host.path / "attempts" / trained_model.attempt_id / "output" / "model"
-
-
-@pytest.fixture(scope="module")
 def merged(host, base):
     """Save the adapters on the host; return each merged model, and the base's."""
-    models = {
-        name: make_adapter(base, host.path / "models" / "for-llama" / name, seed, **options)
-        for seed, (name, options) in enumerate(MADE.items())
-    }
-    return {**models, "model": load_folder(base, "fp32", CPU)}
+    return make_all(base, host.path / "models" / "for-llama", MADE)
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -19,7 +17,15 @@ from runners.jobspec import ServeSpec
 from runners.reasons import Reason
 from runners.supervision.classify import Ending, classify
 from tests.runners.jobs.serve.gguf import build_environment, write_model
-from tests.runners.jobs.serve.serving import KEY, PROMPT, Endpoint, complete, engine_of, until
+from tests.runners.jobs.serve.serving import (
+    KEY,
+    PROMPT,
+    complete,
+    engine_of,
+    kill_until_given_up,
+    serving_by,
+    until,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -52,28 +58,9 @@ def spec(trained_model) -> ServeSpec:
 def start(host, child):
     """Return a way to run an endpoint while a block runs."""
 
-    @contextlib.contextmanager
     def serving(name: str, spec: ServeSpec, **changes: str):
-        folder = host.attempt(name, spec)
-        with (folder / "events.jsonl").open("ab") as events:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tests.runners.jobs.serve.relayed_job", str(folder)],
-                env=host.environment()
-                | child
-                | changes
-                | {"SLIPWAY_EVENT_FD": str(events.fileno())},
-                pass_fds=[events.fileno()],
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        endpoint = Endpoint(host, folder, process, KEY)
-        try:
-            yield endpoint
-        finally:
-            if process.poll() is None:
-                process.kill()
-            if not process.stderr.closed:
-                process.communicate()
+        module = "tests.runners.jobs.serve.relayed_job"
+        return serving_by(host, module, name, spec, child | changes)
 
     return serving
 
@@ -242,20 +229,7 @@ def test_a_killed_engine_gives_clean_errors_and_is_started_again(start, spec):
 @pytest.mark.faults
 def test_an_engine_that_ends_again_and_again_ends_the_job_by_name(start, spec):
     with start("relayed-lost", spec) as endpoint:
-        endpoint.address()
-        killed = set()
-
-        def kill_next() -> bool:
-            is_up = endpoint.process.poll() is None and endpoint.said("endpoint")
-            for each in psutil.Process(endpoint.process.pid).children() if is_up else ():
-                if each.pid not in killed:
-                    killed.add(each.pid)
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        each.kill()
-            return endpoint.process.poll() is not None
-
-        until(kill_next, "it does not give up")
-        ended = endpoint.end()
+        ended = kill_until_given_up(endpoint)
 
     assert classify(Ending(ended.returncode, None, ended.stderr)) is Reason.ENGINE_LOST
     assert "llama.cpp's server" in ended.stderr
