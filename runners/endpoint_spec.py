@@ -22,8 +22,9 @@ ServedName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._
 AnyPort = Annotated[int, Field(ge=0, le=65535)]
 FIRST_OPEN_PORT = 1024
 NO_ADAPTER = -1  # the number of the base among an endpoint's adapters
-EngineName = Literal["slipway", "llamacpp", "vllm"]  # how each is started: runners/engines.py
-ON_GPUS: tuple[EngineName, ...] = ("vllm",)
+# How each is started: runners/engines.py.
+EngineName = Literal["slipway", "llamacpp", "vllm", "sglang"]
+ON_GPUS: tuple[EngineName, ...] = ("vllm", "sglang")
 
 
 def key_hash(key: str) -> str:

@@ -20,6 +20,7 @@ ENGINES: Mapping[EngineName, Engine] = {
     "slipway": Engine(MAIN, "runners.jobs.serve", "Slipway's own, on transformers"),
     "llamacpp": Engine("llamacpp", "runners.jobs.serve.llamacpp", "llama.cpp, for GGUF files"),
     "vllm": Engine("vllm", "runners.jobs.serve.vllm", "vLLM, on NVIDIA GPUs"),
+    "sglang": Engine("sglang", "runners.jobs.serve.sglang", "SGLang, on NVIDIA GPUs"),
 }
 
 

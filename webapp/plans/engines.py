@@ -15,7 +15,9 @@ SPLIT_PHASES = (
     "Prefill and decode on different GPUs need two engines and a transfer between them, which is "
     "exported but not started here. Leave the split out."
 )
-SPLIT_CONTEXT = "vLLM splits the context inside its tensor ranks only. Pin context parallel to 1."
+SPLIT_CONTEXT = (
+    "Engines on GPUs split the context inside their tensor ranks only. Pin context parallel to 1."
+)
 DRAFT_BY_NAME = (
     "A draft model is planned and exported; an endpoint is not started with one from here, "
     "because the plan names it and no folder of the host. Leave it out."
@@ -94,8 +96,8 @@ def _refuse_what_is_left_out(strategy: Strategy) -> None:
         )
     if strategy.kv_cache_dtype not in {None, "fp8", *WIDE}:
         raise DraftProblem(
-            f"vLLM keeps keys and values in 16 bit or fp8, not in {strategy.kv_cache_dtype}. Pin "
-            "the KV cache to fp8.",
+            f"Engines on GPUs keep keys and values in 16 bit or fp8, not in "
+            f"{strategy.kv_cache_dtype}. Pin the KV cache to fp8.",
             "kv_cache_dtype",
         )
 

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from typing import Any
 
-from runners.endpoint_spec import ON_GPUS
+from runners.endpoint_spec import ON_GPUS, EngineName
 from runners.engines import ENGINES
 from runners.jobspec import BenchmarkSpec, GenerateSpec
 from webapp.jobs.models import Job
@@ -50,19 +50,22 @@ def launch_note(plan: Plan) -> dict[str, Any]:
 
 
 def _only_endpoint_note(plan: Plan) -> dict[str, Any]:
-    """Return the endpoint of a plan that only an engine on GPUs can run, where one can."""
+    """Return the endpoint of a plan that only engines on GPUs can run, where one can."""
+    found: dict[EngineName, Launch] = {}
     for engine in ON_GPUS:
         with suppress(DraftProblem):
-            launch = launch_of(plan, EndpointWish(engine=engine))
-            return {
-                "endpoint": EXPLANATIONS["serve"],
-                "can_serve": "yes",
-                "host": launch.place,
-                "engines": [(engine, ENGINES[engine].words)],
-                "can_reuse": "yes",
-                "drafts": drafts_for(launch.host, launch.spec.model, draft_shape(plan)),
-            }
-    return {}
+            found[engine] = launch_of(plan, EndpointWish(engine=engine))
+    if not found:
+        return {}
+    launch = next(iter(found.values()))
+    return {
+        "endpoint": EXPLANATIONS["serve"],
+        "can_serve": "yes",
+        "host": launch.place,
+        "engines": [(engine, ENGINES[engine].words) for engine in found],
+        "can_reuse": "yes",
+        "drafts": drafts_for(launch.host, launch.spec.model, draft_shape(plan)),
+    }
 
 
 def _endpoint_note(plan: Plan, launch: Launch) -> dict[str, Any]:

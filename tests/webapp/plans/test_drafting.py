@@ -2,6 +2,7 @@
 
 import pytest
 
+from runners.endpoint_spec import ON_GPUS
 from runners.facts import GpuFacts
 from runners.jobspec import ArtefactModel, DraftGuess
 from tests.webapp.conftest import client_of
@@ -98,15 +99,16 @@ def test_what_runs_without_guesses_is_told_by_name(generation, small):
         launch_of(generation, draft=str(small.pk))
 
 
+@pytest.mark.parametrize("engine", ON_GPUS)
 @pytest.mark.parametrize(("reuse", "told"), [("", None), ("yes", True), ("no", False)])
-def test_vllm_is_told_of_both(serving, small, alice, reuse, told):
-    posted = {"engine": "vllm", "reuse": reuse, "draft": str(small.pk)}
+def test_an_engine_on_gpus_is_told_of_both(serving, small, alice, engine, reuse, told):
+    posted = {"engine": engine, "reuse": reuse, "draft": str(small.pk)}
 
     options = launch_of(serving, endpoint_wish_of(posted, ())).spec.engine_options
 
     assert (options.draft.model, options.has_prefix_cache) == (SMALL, told)
     assert 'name="reuse"' in page_of(serving, alice)
-    assert launch_of(serving, EndpointWish(engine="vllm")).spec.engine_options.draft is None
+    assert launch_of(serving, EndpointWish(engine=engine)).spec.engine_options.draft is None
 
 
 @pytest.mark.parametrize(
@@ -127,7 +129,7 @@ def test_another_word_than_yes_and_no_is_refused():
 def test_an_engine_that_takes_no_guessing_model_refuses_it_by_name(serving, small, engine):
     wish = EndpointWish(engine=engine, draft=str(small.pk))
 
-    with pytest.raises(DraftProblem, match=f"is for vllm, and the engine is {engine}"):
+    with pytest.raises(DraftProblem, match=f"is for vllm and sglang, and the engine is {engine}"):
         launch_of(serving, wish)
 
 

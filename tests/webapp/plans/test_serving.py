@@ -270,13 +270,16 @@ def test_an_engine_on_gpus_is_offered_where_the_host_has_some(plan, host, alice)
         assert option in found
 
 
-def test_an_engine_on_gpus_is_refused_by_name_on_a_host_without_one(plan, host):
-    with pytest.raises(DraftProblem, match=f"vllm, which runs on NVIDIA GPUs, and {host.name}"):
-        launch_of(plan, EndpointWish(engine="vllm"))
+@pytest.mark.parametrize("engine", ON_GPUS)
+def test_an_engine_on_gpus_is_refused_by_name_on_a_host_without_one(plan, host, engine):
+    words = f"{engine}, which runs on NVIDIA GPUs, and {host.name}"
+    with pytest.raises(DraftProblem, match=words):
+        launch_of(plan, EndpointWish(engine=engine))
 
 
-def test_vllm_gets_the_plans_layout_limits_and_share_of_memory(gpu_plan):
-    launch = launch_of(gpu_plan, EndpointWish(engine="vllm"))
+@pytest.mark.parametrize("engine", ON_GPUS)
+def test_an_engine_gets_the_plans_layout_limits_and_share_of_memory(gpu_plan, engine):
+    launch = launch_of(gpu_plan, EndpointWish(engine=engine))
 
     options, best = launch.spec.engine_options, launch.best
     assert launch.spread == Spread(1, options.num_devices)
@@ -285,15 +288,16 @@ def test_vllm_gets_the_plans_layout_limits_and_share_of_memory(gpu_plan):
     assert launch.spec.max_concurrency == 4
 
 
-def test_a_plan_divided_over_gpus_is_offered_as_an_endpoint_alone(gpu_plan, alice):
+@pytest.mark.parametrize("engine", ON_GPUS)
+def test_a_plan_divided_over_gpus_is_offered_as_an_endpoint_alone(gpu_plan, alice, engine):
     gpu_plan.draft["pins"] = {"tensor_parallel_size": 2}
     gpu_plan.save()
     plan_compute(gpu_plan)
 
     page = client_of(alice).get(f"/plans/{gpu_plan.pk}/edit/review/").content.decode()
-    launch = launch_of(gpu_plan, EndpointWish(engine="vllm"))
+    launch = launch_of(gpu_plan, EndpointWish(engine=engine))
 
-    assert re.findall(r'<option value="(slipway|llamacpp|vllm)">', page) == ["vllm"]
+    assert re.findall(r'<option value="(slipway|llamacpp|vllm|sglang)">', page) == [*ON_GPUS]
     assert "Measure it" not in page
     assert launch.spec.engine_options.tensor_parallel_size == 2
     assert launch.spread == Spread(1, 2)

@@ -1,9 +1,10 @@
 """The backend of an endpoint whose engine is a child that speaks OpenAI's form itself."""
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from runners.jobs.adapter_config import CONFIG_NAME, WEIGHTS_NAME
 from runners.jobs.model_files import read_config
@@ -14,8 +15,8 @@ from runners.jobs.serve.endpoint import Took
 from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.lengths import USUAL_TOKENS, longest_request
 from runners.jobs.serve.relayed.process import MODELS, Command, Door, ServerProcess, started
-from runners.jobs.serve.relayed.relay import RelayReady, ready_of
-from runners.jobs.serve.relayed.scrape import MetricNames
+from runners.jobs.serve.relayed.relay import RelayReady, RelayWriter
+from runners.jobs.serve.relayed.scrape import MetricNames, Scraper
 from runners.jobspec import ArtefactModel, FolderModel, ServeSpec
 
 ADAPTER_FILES = (CONFIG_NAME, WEIGHTS_NAME)
@@ -30,18 +31,23 @@ class Placed(NamedTuple):
     draft: Path | None = None
 
 
-class Speaker(Protocol):
+class Speaker(ABC):
     """An engine that speaks OpenAI's form itself."""
 
     title: str
     names: MetricNames
 
+    @abstractmethod
     def command(self, spec: ServeSpec, placed: Placed, door: Door) -> Command:
         """Return how it is started.
 
         Raises:
             BadInputError: it does not serve this, by the field.
         """
+
+    def called(self, spec: ServeSpec, name: str) -> str:  # noqa: ARG002 - others have to know it
+        """Return what it calls the model or adapter that clients ask for by a name."""
+        return name
 
 
 class RelayBackend:
@@ -67,7 +73,10 @@ class RelayBackend:
         self._lives.append(process)
         length = _length(process) or spec.max_length or USUAL_TOKENS
         limits = Limits(spec.max_concurrency, spec.queue_limit, length, frozenset())
-        return ready_of(process, limits, figures, speaker.names, job.stop_requested.is_set)
+        writer = RelayWriter(
+            process, limits, Scraper(speaker.names, figures), job.stop_requested.is_set
+        )
+        return RelayReady(writer, figures, lambda name: speaker.called(spec, name))
 
     def took(self) -> Took:
         """Return the peak of the GPUs where there are some, else of the engine's processes."""

@@ -26,7 +26,7 @@ from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.own_writer import OwnWriter
 from runners.jobs.serve.protocol import AskedError
 from runners.jobs.serve.relayed.process import METRICS, ServerProcess
-from runners.jobs.serve.relayed.scrape import MetricNames, Scraper
+from runners.jobs.serve.relayed.scrape import Scraper
 from runners.jobs.serve.relayed.wishes import Handed, document_of, handed, num_answers
 
 CONNECT_SECONDS = 10.0
@@ -112,9 +112,12 @@ class RelayWriter(OwnWriter):
 class RelayReady:
     """A loaded model whose engine answers in OpenAI's form."""
 
-    def __init__(self, engine: RelayWriter, figures: Figures) -> None:
+    def __init__(
+        self, engine: RelayWriter, figures: Figures, called: Callable[[str], str]
+    ) -> None:
         self.engine = engine
         self.figures = figures
+        self.called = called  # what the engine calls what clients ask for by a name
 
     def handing(self, path: str, body: bytes) -> "Handover":
         """Return the request of a body.
@@ -134,6 +137,7 @@ class Handover:
         self._path = path
         self._engine = ready.engine
         self._figures = ready.figures
+        self._called = ready.called
 
     @property
     def model(self) -> str:
@@ -180,7 +184,7 @@ class Handover:
                 client.stream(
                     "POST",
                     f"{process.address}{self._path}",
-                    json=document_of(self.asked),
+                    json=document_of(self.asked) | {"model": self._called(self.model)},
                     headers=process.headers,
                 ) as answer,
             ):
@@ -223,15 +227,3 @@ def _refusal(status: int, body: bytes) -> AskedError:
         return AskedError(500, "The engine does not take its own key.", code="engine_error")
     code = "context_length_exceeded" if TOO_LONG in message else None
     return AskedError(status, message, param=param if isinstance(param, str) else None, code=code)
-
-
-def ready_of(
-    process: ServerProcess,
-    limits: Limits,
-    figures: Figures,
-    names: MetricNames,
-    is_ending: Callable[[], bool],
-) -> RelayReady:
-    """Return a healthy engine as the door asks it."""
-    writer = RelayWriter(process, limits, Scraper(names, figures), is_ending)
-    return RelayReady(writer, figures)

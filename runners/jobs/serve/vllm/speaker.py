@@ -8,20 +8,19 @@ engine is dead), ``vllm/entrypoints/serve/middleware/`` for ``VLLM_API_KEY``.
 
 import json
 import sys
-from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 
 from runners.endpoint_spec import LOOPBACK
 from runners.jobs.model_files import read_config
 from runners.jobs.runtime import BadInputError
-from runners.jobs.serve.relayed.backend import Placed
+from runners.jobs.serve.relayed.backend import Placed, Speaker
+from runners.jobs.serve.relayed.folders import dtype_flags, loaded_format, template_flags
 from runners.jobs.serve.relayed.process import Command, Door
 from runners.jobs.serve.relayed.scrape import MetricNames
 from runners.jobspec import ServeSpec
 from runners.jobspec.engine import EngineOptions
 
-DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 # Formats that it makes of plain weights as it loads them; our int4 is nf4, which it has not.
 LOADED_AS = {"fp8": "fp8", "int8": "int8_per_channel_weight_only"}
 # What config.json calls formats that it reads (QUANTIZATION_METHODS and their older names).
@@ -31,10 +30,6 @@ STORED = frozenset({
 })  # fmt: skip
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vllm/config/lora.py, MaxLoRARanks
 DRAIN_SECONDS = 10  # for open answers once it is told to end; our own stop takes less
-# Plain lines, as our own engine reads a conversation whose model has no template.
-PLAIN_LINES = (
-    "{% for each in messages %}{{ each.role }}: {{ each.content }}\n{% endfor %}assistant:"
-)
 # Nothing is fetched and nobody is told; what it compiled is kept below the user's cache.
 QUIET = {
     "HF_HUB_OFFLINE": "1",
@@ -44,19 +39,15 @@ QUIET = {
 }
 
 
-class Vllm:
+class Vllm(Speaker):
     """vLLM's own HTTP server."""
 
     title = "vLLM"
-    names = MetricNames(
-        running="vllm:num_requests_running",
-        waiting="vllm:num_requests_waiting",
-        kv_used="vllm:kv_cache_usage_perc",
-        prompt_tokens="vllm:prompt_tokens_total",
-        output_tokens="vllm:generation_tokens_total",
-        ttft="vllm:time_to_first_token_seconds",
-        tpot="vllm:inter_token_latency_seconds",  # a value a token, as our charts have it
-    )
+    names = MetricNames.below(
+        "vllm", "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc",
+        "prompt_tokens_total", "generation_tokens_total", "time_to_first_token_seconds",
+        "inter_token_latency_seconds",  # a value a token, as our charts have it
+    )  # fmt: skip
 
     def command(self, spec: ServeSpec, placed: Placed, door: Door) -> Command:
         """Return how it is started: its key in the environment, where no list of processes has it.
@@ -87,37 +78,13 @@ def arguments(spec: ServeSpec, placed: Placed, port: int) -> list[str]:
         *_layout(options),
         *_adapters(spec, placed),
         *_draft(options, placed.draft),
-        *([] if _has_template(placed.model) else ["--chat-template", PLAIN_LINES]),
+        *template_flags(placed.model),
     ]
 
 
 def _formats(spec: ServeSpec, placed: Placed, options: EngineOptions) -> list[str]:
-    stored = _stored_format(placed.config)
-    flags = ["--dtype", DTYPES.get(spec.weight_dtype, "bfloat16")]
-    if stored is None and spec.weight_dtype == "int4":
-        msg = (
-            "weight_dtype is int4, and vLLM makes no 4-bit weights of plain ones as it loads "
-            "them; compress the model first, or choose fp8 or int8"
-        )
-        raise BadInputError(msg)
-    if stored is None and spec.weight_dtype in LOADED_AS:
-        flags += ["--quantization", LOADED_AS[spec.weight_dtype]]
-    return [*flags, "--kv-cache-dtype", options.kv_cache_dtype]
-
-
-def _stored_format(config: Mapping[str, object]) -> str | None:
-    """Return how a folder's weights are stored, None for plain ones."""
-    found = config.get("quantization_config")
-    if found is None:
-        return None
-    method = str(found.get("quant_method")) if isinstance(found, dict) else "?"
-    if method not in STORED:
-        msg = (
-            f"config.json: quant_method is {method[:40]}, which vLLM does not read; it reads "
-            f"{', '.join(sorted(STORED))}, or plain safetensors"
-        )
-        raise BadInputError(msg)
-    return method
+    made = loaded_format(Vllm.title, placed.config, spec.weight_dtype, STORED, LOADED_AS)
+    return [*dtype_flags(spec.weight_dtype), *made, "--kv-cache-dtype", options.kv_cache_dtype]
 
 
 def _limits(spec: ServeSpec, options: EngineOptions) -> list[str]:
@@ -177,10 +144,3 @@ def _draft(options: EngineOptions, folder: Path | None) -> list[str]:
     setting = {"method": "draft_model", "model": str(folder)}
     tokens = {"num_speculative_tokens": options.draft.tokens}
     return ["--speculative-config", json.dumps({**setting, **tokens})]
-
-
-def _has_template(folder: Path) -> bool:
-    """Return whether a model says how a conversation is written."""
-    config = folder / "tokenizer_config.json"
-    has_own = config.exists() and bool(read_config(config).get("chat_template"))
-    return has_own or (folder / "chat_template.jinja").exists()

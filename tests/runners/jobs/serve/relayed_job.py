@@ -6,26 +6,21 @@ Only the argv and the names of the figures are llama.cpp's.
 import os
 
 from runners.jobs.runtime import run_job
-from runners.jobs.serve.relayed.backend import Placed
+from runners.jobs.serve.relayed.backend import Placed, Speaker
 from runners.jobs.serve.relayed.job import prepare, work_of
 from runners.jobs.serve.relayed.process import Command, Door
 from runners.jobs.serve.relayed.scrape import MetricNames
 from runners.jobspec import ServeSpec
 
 
-class Llama:
+class Llama(Speaker):
     """llama.cpp's own server; the GGUF file and the interpreter come with the environment."""
 
     title = "llama.cpp's server"
-    names = MetricNames(
-        running="llamacpp:requests_processing",
-        waiting="llamacpp:requests_deferred",
-        kv_used="llamacpp:kv_cache_usage_ratio",
-        prompt_tokens="llamacpp:prompt_tokens_total",
-        output_tokens="llamacpp:tokens_predicted_total",
-        ttft="",
-        tpot="",
-    )
+    names = MetricNames.below(
+        "llamacpp", "requests_processing", "requests_deferred", "kv_cache_usage_ratio",
+        "prompt_tokens_total", "tokens_predicted_total",
+    )  # fmt: skip
 
     def command(self, spec: ServeSpec, placed: Placed, door: Door) -> Command:
         """Return how it is started."""

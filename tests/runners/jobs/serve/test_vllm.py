@@ -3,8 +3,6 @@
 import importlib
 import importlib.util
 import json
-import tomllib
-from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -12,52 +10,24 @@ from pydantic import ValidationError
 from runners.jobs.runtime import BadInputError
 from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.relayed.backend import Placed
+from runners.jobs.serve.relayed.folders import PLAIN_LINES
 from runners.jobs.serve.relayed.process import Door
 from runners.jobs.serve.relayed.scrape import Exposition, Scraper
-from runners.jobs.serve.vllm.speaker import PLAIN_LINES, Vllm, arguments
-from runners.jobspec import FolderModel, ServeSpec
-from runners.jobspec.engine import Draft, EngineOptions
-
-FOLDER = FolderModel(path="llama")
-OPTIONS = tomllib.loads(Path(__file__).with_name("vllm_options.toml").read_text())["options"]
-ALL = EngineOptions(
-    tensor_parallel_size=2,
-    pipeline_parallel_size=2,
-    data_parallel_size=2,
-    has_expert_parallel=True,
-    memory_ratio=0.85,
-    kv_cache_dtype="fp8",
-    has_chunked_prefill=False,
-    has_prefix_cache=True,
-    draft=Draft(model=FOLDER, tokens=3),
-)
-
-
-def spec_of(**changes) -> ServeSpec:
-    return ServeSpec(**{"model": FOLDER, "engine": "vllm", "served_name": "ours", **changes})
+from runners.jobs.serve.vllm.speaker import Vllm, arguments
+from runners.jobspec import ServeSpec
+from runners.jobspec.engine import EngineOptions
+from tests.runners.jobs.serve.speaking import ALL, FOLDER, place, spec_of, unknown, values
 
 
 @pytest.fixture
 def placed(tmp_path) -> Placed:
-    """A model folder without a template, two adapters, and a draft."""
-    (tmp_path / "tokenizer_config.json").write_text("{}")
-    adapters = {}
-    for name, rank in (("first", 4), ("second", 24)):
-        (folder := tmp_path / name).mkdir()
-        (folder / "adapter_config.json").write_text(json.dumps({"r": rank}))
-        adapters[name] = folder
-    return Placed(tmp_path, {}, adapters, tmp_path / "draft")
-
-
-def values(argv: list[str]) -> dict[str, str]:
-    """Return what follows each option."""
-    return {
-        name: after for name, after in zip(argv, [*argv[1:], ""], strict=True) if name[:2] == "--"
-    }
+    return place(tmp_path)
 
 
 def test_everything_that_a_spec_can_say_stands_in_the_arguments(placed):
-    spec = spec_of(engine_options=ALL, max_length=2048, weight_dtype="fp8", max_concurrency=8)
+    spec = spec_of(
+        "vllm", engine_options=ALL, max_length=2048, weight_dtype="fp8", max_concurrency=8
+    )
 
     found = values(arguments(spec, placed, 8001))
 
@@ -75,9 +45,9 @@ def test_everything_that_a_spec_can_say_stands_in_the_arguments(placed):
 
 def test_only_options_that_its_parser_has_are_used(placed):
     for options in (ALL, ALL.model_copy(update={"has_chunked_prefill": True}), None):
-        argv = arguments(spec_of(engine_options=options, max_length=64), placed, 1)
+        argv = arguments(spec_of("vllm", engine_options=options, max_length=64), placed, 1)
 
-        assert [each for each in argv if each[:2] == "--" and each[2:] not in OPTIONS] == []
+        assert unknown(argv, "vllm") == []
 
 
 def test_its_own_parser_takes_the_arguments(placed):
@@ -87,7 +57,7 @@ def test_its_own_parser_takes_the_arguments(placed):
     arguments_of = importlib.import_module("vllm.entrypoints.launchers.cli_args")
     parser = arguments_of.make_arg_parser(parsers.FlexibleArgumentParser())
 
-    spec = spec_of(engine_options=ALL, max_length=2048, weight_dtype="fp8")
+    spec = spec_of("vllm", engine_options=ALL, max_length=2048, weight_dtype="fp8")
     _, *argv = arguments(spec, placed, 8001)
 
     found = parser.parse_args(argv)
@@ -97,7 +67,7 @@ def test_its_own_parser_takes_the_arguments(placed):
 
 
 def test_its_key_is_in_no_list_of_processes(placed):
-    command = Vllm().command(spec_of(), placed, Door(8001, "secret"))
+    command = Vllm().command(spec_of("vllm"), placed, Door(8001, "secret"))
 
     assert not any("secret" in word for word in command.argv)
     assert command.env["VLLM_API_KEY"] == "secret"
@@ -112,13 +82,13 @@ def test_its_key_is_in_no_list_of_processes(placed):
 )
 def test_weights_that_it_does_not_load_are_refused_by_name(placed, config, changes, words):
     with pytest.raises(BadInputError, match=words):
-        arguments(spec_of(**changes), placed._replace(config=config), 1)
+        arguments(spec_of("vllm", **changes), placed._replace(config=config), 1)
 
 
 def test_stored_formats_are_left_to_the_checkpoint(placed):
     stored = {"quantization_config": {"quant_method": "compressed-tensors"}}
 
-    argv = arguments(spec_of(weight_dtype="int4"), placed._replace(config=stored), 1)
+    argv = arguments(spec_of("vllm", weight_dtype="int4"), placed._replace(config=stored), 1)
 
     assert "--quantization" not in argv
 
@@ -127,13 +97,12 @@ def test_an_adapter_of_a_rank_that_it_has_not_is_refused_by_name(placed):
     (placed.adapters["second"] / "adapter_config.json").write_text('{"r": 4096}')
 
     with pytest.raises(BadInputError, match="adapter second: its rank r is 4096"):
-        arguments(spec_of(), placed, 1)
+        arguments(spec_of("vllm"), placed, 1)
 
 
 def test_options_of_an_engine_on_gpus_are_refused_for_another():
-    with pytest.raises(
-        ValidationError, match="engine_options are of vllm, and engine is llamacpp"
-    ):
+    words = "engine_options are of vllm and sglang, and engine is llamacpp"
+    with pytest.raises(ValidationError, match=words):
         ServeSpec(model=FOLDER, engine="llamacpp", engine_options=EngineOptions())
 
 

@@ -1,0 +1,1 @@
+"""What stands in SGLang's place where there is no GPU to run it."""
