@@ -31,6 +31,7 @@ from runners.ratios import Ratio
 TINY, LARGE = 2**10, 2**24  # bytes: what a collective costs by itself, and what its bytes do
 FP32_BYTES = 4
 REPETITIONS = 8
+FIRST_MARGIN = 0.5  # of the fastest one's time, after one round
 # How often what is exchanged travels round a ring, but for each rank's own part.
 RING_PASSES: dict[Collective, int] = {
     "all_reduce": 2,
@@ -43,8 +44,8 @@ RING_PASSES: dict[Collective, int] = {
 def step_times(asked: Asked) -> Iterator[StepTime]:
     """Yield layouts' step seconds, round by round; every other round goes backwards.
 
-    The more rounds, the nearer to the fastest a layout must be to be run again: twice its time
-    after the first, a tenth more after ten. What is ``always`` asked for stays.
+    The more rounds, the nearer to the fastest a layout must be to be run again: half more than
+    its time after the first, a twentieth more after ten. What is ``always`` asked for stays.
     """
     order, taken = list(asked.layouts), defaultdict[str, list[float]](list)
     for number in range(asked.rounds):
@@ -53,7 +54,7 @@ def step_times(asked: Asked) -> Iterator[StepTime]:
             taken[name].append(lead["seconds"])
             yield StepTime(layout=name, round=number, seconds=lead["seconds"])
         means = {name: statistics.geometric_mean(taken[name]) for name in order}
-        near = (1 + 1 / (number + 1)) * min(means.values())
+        near = (1 + FIRST_MARGIN / (number + 1)) * min(means.values())
         order = [each for each in order if each in asked.always or means[each] <= near]
 
 

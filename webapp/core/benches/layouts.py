@@ -31,7 +31,7 @@ from webapp.hosts.device import cluster_for_host
 from webapp.hosts.models import Host
 from webapp.plans.laying_out import layout_of
 
-ROUNDS = 7
+ROUNDS = 20
 CALIBRATION_ROUNDS = 2
 
 
