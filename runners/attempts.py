@@ -69,6 +69,7 @@ class AttemptFolder:
         self.ship_lock = path / "ship.lock"
         self.spec = path / "spec.json"
         self.output = path / "output"
+        self.checkpoint = path / "checkpoint"
         self.data = path / DATA_FOLDER
         self._claim = path / "claim.json"
         self._acked = path / "acked.json"

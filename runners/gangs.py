@@ -17,7 +17,6 @@ from runners.places import Gang
 MEETING = "runners.jobs.meeting"  # torchrun, once there is somebody to meet
 SHORTEST_LAST_CALL_SECONDS = 5
 LONGEST_LAST_CALL_SECONDS = 30
-NO_RETRIES = 0
 
 
 class NoSuchAddressError(Exception):
@@ -41,7 +40,7 @@ def torchrun_argv(command: Sequence[str], gang: Gang, parallel: DataParallel) ->
         "rdzv-id": gang.rendezvous_id,
         "rdzv-conf": ",".join(f"{key}={value}" for key, value in _waits(gang, parallel).items()),
         "local-addr": gang.own_address,
-        "max-restarts": gang.num_nodes - least or NO_RETRIES,
+        "max-restarts": _restarts(gang.num_nodes - least, parallel),
     }
     written = [f"--{name}={value}" for name, value in options.items()]
     torchrun = ["-m", "torch.distributed.run"]
@@ -49,6 +48,11 @@ def torchrun_argv(command: Sequence[str], gang: Gang, parallel: DataParallel) ->
         seconds = f"{parallel.start_timeout_seconds:g}"
         torchrun = ["-m", MEETING, gang.master_address, str(gang.master_port), seconds]
     return [python, *torchrun, *written, *program]
+
+
+def _restarts(may_lose: int, parallel: DataParallel) -> int:
+    """Return how often all ranks start again: once for each host that may be lost, or as said."""
+    return parallel.max_restarts if parallel.on_lost_rank == "restart" else may_lose
 
 
 def _waits(gang: Gang, parallel: DataParallel) -> dict[str, int | str]:

@@ -32,6 +32,7 @@ from runners.preflight_messages import Needs
 from runners.reasons import Reason
 from runners.spool import SpoolReader
 from runners.supervision import record
+from runners.takeover import take_over
 
 log = logging.getLogger(__name__)
 
@@ -207,6 +208,7 @@ class Reconciler:
             folder.settle(refusal.reason, str(refusal))
             return
         folder.output.mkdir(mode=0o700, exist_ok=True)
+        take_over(folder, request, attempt_folders(self.host_dir.attempts))
         record.write_json(folder.path / record.LAUNCH, document)
         resolved = request.model_copy(update={"spec": spec})
         record.write_json(folder.spec, resolved.model_dump(mode="json"))

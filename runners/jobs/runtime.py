@@ -15,6 +15,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from runners.jobs.events import Emitter
+from runners.jobs.restarts import EndsAgainError, end_as_before, note_end
 from runners.jobspec import JobSpec
 from runners.messages import RunRequest
 
@@ -25,7 +26,7 @@ PEERS_STOP_SECONDS = 30.0  # a stop reaches the hosts of a job one after the oth
 Spec = TypeVar("Spec", bound=BaseModel)
 
 
-class BadInputError(Exception):
+class BadInputError(EndsAgainError):
     """The job cannot run as asked; the message names what, and the way out."""
 
     prefix = "BAD_INPUT"
@@ -105,6 +106,7 @@ def run_job(
     (prepare or prepare_process)()
     try:
         job = open_job(Path(_only_argument(kind)), kind)
+        end_as_before(job.attempt_dir, EXIT_BAD_INPUT)
         try:
             carry_out(job, work)
         finally:
@@ -123,12 +125,14 @@ def carry_out(job: Job, work: Callable[[Job], None]) -> None:
     """
     try:
         work(job)
-    except BadInputError:
+    except BadInputError as error:
         job.clear_unfinished()
+        note_end(job.attempt_dir, error)
         raise
     except Exception as error:
         full = disk_full(error, job.attempt_dir)
         if full is None:
+            note_end(job.attempt_dir, error)
             raise
         job.clear_unfinished()
         raise full from error

@@ -73,11 +73,14 @@ class DataParallel(JobDocument):
     """What a training does when it runs on several devices or hosts and one falls silent.
 
     ``stop``: the job ends. ``shrink``: it goes on from its last checkpoint with those left.
+    ``restart``: all ranks start again from the last checkpoint, ``max_restarts`` times at most; a
+    host that is out of reach is waited for as long as at the start.
     ``rank_timeout_seconds`` is for ranks that train; starting may take each longer.
     ``processes_per_host`` ranks share the processor of a host that has no GPU for each.
     """
 
-    on_lost_rank: Literal["stop", "shrink"] = "stop"
+    on_lost_rank: Literal["stop", "restart", "shrink"] = "stop"
+    max_restarts: int = Field(default=3, ge=1, le=100)  # restart: after so many it ends
     min_hosts: PositiveInt = 1  # shrink: with fewer it ends
     processes_per_host: int = Field(default=1, ge=1, le=64)
     rank_timeout_seconds: float = Field(default=300.0, ge=5.0, le=7200.0)

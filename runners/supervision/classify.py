@@ -30,6 +30,10 @@ _TEXTS = (
         re.compile(r"^RANK_LOST: |Rendezvous\w*Error|DistNetworkError", re.MULTILINE),
     ),
 )
+# torchrun's report of a rank that was killed; the others only lost it.
+_KILLED_RANK = re.compile(
+    r"^Root Cause \(first observed failure\):\n(?:.*\n){1,6}? +exitcode +: -9 ", re.MULTILINE
+)
 
 
 class Ending(NamedTuple):
@@ -52,12 +56,18 @@ def classify(ending: Ending) -> Reason:
     if ending.exit_code == 0:
         return Reason.OK
     told = next((reason for reason, text in _TEXTS if text.search(ending.last_text)), None)
+    if told in {None, Reason.RANK_LOST} and _KILLED_RANK.search(ending.last_text):
+        return _from_kill(ending)
     return told or _from_status(ending)
+
+
+def _from_kill(ending: Ending) -> Reason:
+    return Reason.OOM_HOST if ending.has_oom_kill else Reason.KILLED_EXTERNALLY
 
 
 def _from_status(ending: Ending) -> Reason:
     if ending.signal_number == signal.SIGKILL:
-        return Reason.OOM_HOST if ending.has_oom_kill else Reason.KILLED_EXTERNALLY
+        return _from_kill(ending)
     if ending.signal_number is not None:
         return Reason.SIGNAL
     return Reason.EXIT_NONZERO

@@ -13,7 +13,7 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import connection, connections
 
-from runners.jobspec import DrillSpec
+from runners.jobspec import DrillSpec, TrainSpec
 from runners.messages import Doorbell
 from runners.redis_address import key_prefix
 from runners.signing import sign
@@ -29,6 +29,7 @@ from webapp.jobs.giving_up import job_abandon
 from webapp.jobs.models import FINAL_STATES, Attempt, AttemptEvent, Command, Event, Job, JobState
 from webapp.jobs.services import job_create, job_stop, job_submit
 from webapp.live.tickets import ticket_for
+from webapp.metrics.read import read_raw
 
 BY = "olga"
 Answer = Any
@@ -64,6 +65,26 @@ def submit(slug: str, spec: dict[str, Any], max_duration: float | None = None) -
         max_duration_seconds=max_duration,
     )  # fmt: skip
     return job_submit(job=job, by=BY).pk
+
+
+def train(slug: str, spec: dict[str, Any], retries: int) -> Answer:
+    """Launch a training that may be tried again, and return its job's id."""
+    on = Host.objects.get(slug=slug)
+    job = job_create(
+        team=on.team, owner=User.objects.get(username=BY), host=on,
+        spec=TrainSpec.model_validate(spec), name="Training", model_name="demo",
+        max_retries=retries,
+    )  # fmt: skip
+    return job_submit(job=job, by=BY).pk
+
+
+def figures(job: str) -> Answer:
+    """Return what a training said: its notes, and of each step the rate and the loss."""
+    row, steps = Job.objects.get(pk=job), []
+    for attempt in Attempt.objects.filter(job=row).order_by("number"):
+        rates, losses = (read_raw(attempt.pk, "job", name) for name in ("learning_rate", "loss"))
+        steps += zip(rates.value.tolist(), losses.value.tolist(), strict=True)
+    return {"notes": row.result.get("notes", {}), "steps": steps}
 
 
 def stop(job: str) -> Answer:
@@ -221,7 +242,7 @@ def broken() -> Answer:
 CALLS: dict[str, Callable[..., Answer]] = {
     call.__name__: call
     for call in (
-        people, token, measured, submit, stop, abandon, revoke, view, states, open_jobs, host, contacts_of,
+        people, token, measured, submit, train, figures, stop, abandon, revoke, view, states, open_jobs, host, contacts_of,
         ring_again, signed, publish, submit_at_once, sql, commands, ticket, broken,
     )
 }  # fmt: skip

@@ -111,6 +111,12 @@ class Site(Parts):
         self.jobs.append(job)
         return job
 
+    def train(self, host: str, spec: dict[str, Any], retries: int) -> str:
+        """Launch a training on a host and return its id."""
+        job = str(self.desk.train(slug=host, spec=spec, retries=retries))
+        self.jobs.append(job)
+        return job
+
     def running(self, host: str, **spec: Any) -> str:
         """Launch a drill and return its id once its first figures are stored."""
         job = self.submit(host, **spec)

@@ -77,7 +77,7 @@ def after_a_kill(site, after_healing):
     for name in site.lab.hosts:
         site.wait_for_steps(name, 0)
     site.kill_a_rank("south")
-    site.wait_for(job, state="failed", held=0)
+    site.wait_for(job, state="error", held=0)
     return site.page(f"/jobs/{job}/post-mortem/")
 
 

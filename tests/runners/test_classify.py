@@ -50,3 +50,27 @@ def test_a_kill_counts_as_memory_only_when_the_kernel_counted_one():
 
 def test_another_signal_is_the_jobs_own():
     assert classify(Ending(None, signal.SIGSEGV, "")) is Reason.SIGNAL
+
+
+REPORT = """RANK_LOST: rank 0 of 2: Connection closed by peer
+============================================================
+runners.jobs.train FAILED
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-01-02_03:04:05
+  host      : north
+  rank      : 1 (local_rank: 1)
+  exitcode  : {code} (pid: 4711)
+  error_file: <N/A>
+"""
+
+
+def test_a_killed_rank_counts_as_killed_and_not_as_lost_by_the_others():
+    killed = Ending(1, None, REPORT.format(code=-9))
+
+    assert classify(killed) is Reason.KILLED_EXTERNALLY
+    assert classify(killed._replace(has_oom_kill=True)) is Reason.OOM_HOST
+    assert classify(killed._replace(last_text=REPORT.format(code=1))) is Reason.RANK_LOST
+    told = f"x\nDISK_FULL: no space\n{killed.last_text}"
+    assert classify(killed._replace(last_text=told)) is Reason.DISK_FULL

@@ -76,6 +76,12 @@ def test_a_job_that_shrinks_starts_again_once_for_each_host_it_may_lose():
     assert (found["nnodes"], found["max-restarts"]) == ("2:3", "1")
 
 
+def test_a_job_that_starts_again_waits_for_every_host_and_counts_its_restarts():
+    found = options(DataParallel(on_lost_rank="restart", min_hosts=1, max_restarts=7))
+
+    assert (found["nnodes"], found["max-restarts"]) == ("3:3", "7")
+
+
 def test_the_least_number_of_hosts_is_never_above_those_there_are():
     assert options(DataParallel(on_lost_rank="shrink", min_hosts=9))["nnodes"] == "3:3"
 

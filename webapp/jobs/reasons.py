@@ -84,7 +84,8 @@ WORDS: Mapping[Reason, Words] = {
     ),
     Reason.HOST_REBOOTED: Words(
         "The host restarted while the job ran.",
-        "Clone the job; a training job goes on from its last checkpoint where there is one.",
+        "Clone the job, and let it try again by itself: a training then goes on from its last "
+        "checkpoint.",
     ),
     Reason.DISK_FULL: Words(
         "The host's disk is full.", "Free disk space on the host, then clone the job."

@@ -19,6 +19,7 @@ RETRYABLE = frozenset(
         Reason.SUPERVISOR_LOST,
         Reason.HOST_REBOOTED,
         Reason.GPU_FAULT,
+        Reason.KILLED_EXTERNALLY,
         Reason.RANK_LOST,
     }
 )

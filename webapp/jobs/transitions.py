@@ -12,6 +12,7 @@ import structlog
 from django.db import transaction
 from django.db.models import F
 
+from runners.reasons import Reason
 from webapp.core.clock import now
 from webapp.jobs.models import FINAL_STATES, Attempt, Event, Job, JobState
 from webapp.jobs.retries import fresh_start, is_retried
@@ -49,7 +50,13 @@ ALLOWED: Mapping[JobState, frozenset[JobState]] = {
         }
     ),
     JobState.STOPPING: frozenset(
-        {JobState.SUCCEEDED, JobState.FAILED, JobState.ERROR, JobState.STOPPED}
+        {
+            JobState.QUEUED,  # its other parts ended with one that failed: the next try
+            JobState.SUCCEEDED,
+            JobState.FAILED,
+            JobState.ERROR,
+            JobState.STOPPED,
+        }
     ),
     **{state: frozenset[JobState]() for state in FINAL_STATES},
 }
@@ -82,7 +89,7 @@ def transition(  # noqa: PLR0913 (keyword-only: what an event records)
         before, retries, most = row.values_list("state", "num_retries", "max_retries").get(
             pk=job.pk
         )
-        is_retry = is_retried(to, reason, retries=retries, most=most)
+        is_retry = is_retried(to, reason, retries=retries, most=most) and not _was_stopped(attempt)
         if is_retry and JobState.QUEUED in ALLOWED[JobState(before)]:
             to = JobState.QUEUED
             detail = {**(detail or {}), "retry": retries + 1, "of": most}
@@ -96,6 +103,14 @@ def transition(  # noqa: PLR0913 (keyword-only: what an event records)
         _write_event(job, before, actor, attempt, reason, detail or {})
         transaction.on_commit(lambda: publish_job_state(job))
     return True
+
+
+def _was_stopped(attempt: Attempt | None) -> bool:
+    """Return whether somebody ordered an attempt's end, and not only a part of it that failed."""
+    if attempt is None:
+        return False
+    orders = Attempt.objects.filter(pk=attempt.pk).values_list("stop_reason", flat=True)
+    return not set(orders) <= {"", Reason.PEER_ENDED}
 
 
 def _guarded_update(

@@ -172,7 +172,7 @@ def _expert_cache(shape: ModelSpec, share: float, place: Source) -> ExpertCache:
 
 def kept_going(spec: GenerateSpec, policy: DataParallel) -> GenerateSpec:
     """Return the document of a job that goes on without a lost host: its stages are a chain."""
-    if policy.on_lost_rank == "stop" or not isinstance(spec.split, PipelineSplit):
+    if policy.on_lost_rank != "shrink" or not isinstance(spec.split, PipelineSplit):
         return spec
     chain = StageChain(stages=spec.split.size)
     return spec.model_copy(update={"split": chain, "parallel": policy})

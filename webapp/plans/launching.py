@@ -171,7 +171,7 @@ def launch_of(
     else:
         spec = _spec(plan.draft, model, best, draft_shape(plan))
         spec = _beside(spec, endpoint, measuring)
-    policy = policy_of(plan.draft["hardware"], spread)
+    policy = policy_of(plan.draft["hardware"], spread, processes)
     if isinstance(spec, TrainSpec):
         spec = spec.model_copy(update=shared_out(spec, policy, processes, plan))
     if isinstance(spec, GenerateSpec):

@@ -227,7 +227,10 @@ def check_model(model: ModelRef, spread: Spread) -> None:
         )
 
 
-def policy_of(hardware: Mapping[str, Any], spread: Spread) -> DataParallel:
-    """Return what the job does when a host is lost; one that shrinks goes on down to one."""
-    is_elastic = hardware.get("on_lost_rank") == "shrink" and spread.num_hosts > 1
+def policy_of(hardware: Mapping[str, Any], spread: Spread, processes: int = 1) -> DataParallel:
+    """Return what the job does when a rank is lost; one that shrinks goes on down to one host."""
+    wanted, is_shared_out = hardware.get("on_lost_rank"), max(*spread, processes) > 1
+    if wanted == "restart" and is_shared_out:
+        return DataParallel(on_lost_rank="restart")
+    is_elastic = wanted == "shrink" and spread.num_hosts > 1
     return DataParallel(on_lost_rank="shrink" if is_elastic else "stop")

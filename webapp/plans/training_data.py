@@ -25,8 +25,9 @@ def shared_out(
     spec: TrainSpec, policy: DataParallel, processes: int, plan: Plan
 ) -> dict[str, Any]:
     """Return what a training reads, and how its ranks stand by each other."""
-    if spec.layout is not None and not spec.layout.is_pipeline_alone:
-        policy = DataParallel()  # such a layout stops with a lost rank
+    is_fixed = spec.layout is not None and not spec.layout.is_pipeline_alone
+    if is_fixed and policy.on_lost_rank == "shrink":
+        policy = DataParallel()  # such a layout is for as many ranks as it has
     parallel = policy.model_copy(update={"processes_per_host": processes})
     return {"parallel": parallel, **data_fields(plan.draft, plan.team)}
 

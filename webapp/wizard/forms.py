@@ -143,11 +143,16 @@ class HardwareForm(StepForm):
 
     choice = forms.ChoiceField()
     on_lost_rank = forms.ChoiceField(
-        label="If a host is lost",
-        choices=[("stop", "Stop the job"), ("shrink", "Go on with the others")],
+        label="If a rank or a host is lost",
+        choices=[
+            ("stop", "Stop the job"),
+            ("restart", "Start all of its ranks again"),
+            ("shrink", "Go on with the other hosts"),
+        ],
         required=False,
-        help_text="A training that goes on starts again from its last checkpoint; of a generation "
-        "with pipeline stages, another host takes the lost one's layers.",
+        help_text="A training starts again, three times at most, or goes on from its last "
+        "checkpoint; of a generation with pipeline stages that goes on, another host takes the "
+        "lost one's layers.",
     )
     device = forms.ChoiceField(label="Device", choices=device_choices)
     devices_per_node = WholeNumber("Devices in one machine", 1, 1024)

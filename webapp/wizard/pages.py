@@ -111,6 +111,7 @@ def _extras(plan: Plan, slug: str, options: Options, pins: PinsForm | None) -> P
             or bool(draft["hardware"].get("memory_limit_gib")),
             "host_choices": [_host_choice(host) for host in options.hosts],
             "pool_choices": [_pool_choice(*each, plan.team) for each in options.pools],
+            "has_ranks": bool(options.pools) or any(map(_has_several_gpus, options.hosts)),
         }
     if slug == "review":
         said, note = summaries(draft, options), launch_note(plan)
@@ -150,6 +151,10 @@ def _host_choice(host: Host) -> HostChoice:
     for device in (host.microbench.get("devices") or [])[:1]:
         words.append(f"{bandwidth(device['memory_bandwidth_bytes_per_second'])} measured")
     return HostChoice(f"host:{host.pk}", host, cells, " · ".join(words), contact_of(host))
+
+
+def _has_several_gpus(host: Host) -> bool:
+    return len(host.facts.get("gpus") or []) > 1
 
 
 def _slurm_words(host: Host) -> str:

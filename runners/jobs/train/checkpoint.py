@@ -76,7 +76,8 @@ def publish_checkpoint(folder: Path, number: int, write: Callable[[Path], None])
     """
     final = folder / f"{PREFIX}{number:08d}"
     building = folder / f".{final.name}-building"
-    shutil.rmtree(building, ignore_errors=True)
+    for cut_short in folder.glob(f".{PREFIX}*-building"):  # by a kill, at this step or another
+        shutil.rmtree(cut_short, ignore_errors=True)
     building.mkdir(parents=True)
     try:
         write(building)

@@ -8,11 +8,13 @@ import math
 import statistics
 from collections import deque
 
+from runners.jobs.restarts import EndsAgainError
+
 REMEMBERED = 32  # losses
 MAX_SKIPPED = 8  # in a row: more are no accident of one batch
 
 
-class DivergedError(Exception):
+class DivergedError(EndsAgainError):
     """Training no longer leads anywhere; the last checkpoint stands."""
 
 

@@ -191,6 +191,8 @@ def _ranks_note(trainer: Trainer) -> str:
     size, layout = trainer.ranks.size, trainer.spec.layout
     if layout is None:
         return f"{size}, each with its share of every step's micro-batches"
+    if trainer.spec.parallel.on_lost_rank == "shrink":
+        layout = layout.restaged(size)  # as many as were left
     asked = layout.model_dump(exclude_defaults=True)
     return f"{size}, laid out as {', '.join(f'{name} {value}' for name, value in asked.items())}"
 

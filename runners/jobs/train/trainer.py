@@ -128,7 +128,7 @@ class Trainer:
 
     def _agree(self) -> tuple[bool, bool]:
         """Take the lead's clock; return whether a stop was asked for, and a checkpoint is due."""
-        counts = self.ranks.is_lead or self.spec.parallel.on_lost_rank == "stop"
+        counts = self.ranks.is_lead or self.spec.parallel.on_lost_rank != "shrink"
         asks = counts and self.job.stop_requested.is_set()
         elapsed = self.state.elapsed_seconds if self.ranks.is_lead else 0.0
         since = time.monotonic() - self._last_checkpoint_at

@@ -29,12 +29,14 @@ def make_hosts(team: Team, count: int, first: int = 1) -> list[Host]:
     return hosts
 
 
-def make_gang(team: Team, owner: User, hosts: list[Host], **parallel: object) -> Job:
+def make_gang(
+    team: Team, owner: User, hosts: list[Host], retries: int = 0, **parallel: object
+) -> Job:
     """Return a submitted job over all the hosts, which none has claimed."""
     spec = TrainSpec(parallel=DataParallel(**parallel), gradient_accumulation_steps=4)
     job = job_create(
         team=team, owner=owner, pool=hosts[0].pool, num_hosts=len(hosts), spec=spec,
-        name="Train together", model_name="demo",
+        name="Train together", model_name="demo", max_retries=retries,
     )  # fmt: skip
     return job_submit(job=job, by="alice")
 

@@ -4,6 +4,9 @@ import pytest
 
 from runners.reasons import Reason
 from tests.webapp.conftest import EXIT_OK, STARTED, batch_of, claim, make_job
+from tests.webapp.jobs.gangs import end as end_part
+from tests.webapp.jobs.gangs import make_gang, make_hosts, members
+from tests.webapp.jobs.gangs import start as start_together
 from webapp.core.problems import InvalidProblem
 from webapp.jobs.allocation import allocate_pool
 from webapp.jobs.ingest import events_accept
@@ -126,3 +129,36 @@ def test_a_copy_may_try_as_often_as_its_original(running, bob):
 def test_a_number_of_retries_out_of_bounds_is_refused(team, alice, host, retries):
     with pytest.raises(InvalidProblem, match=f"retries is {retries}; it can be 0 to 5"):
         make_job(team, alice, host, max_retries=retries)
+
+
+@pytest.fixture
+def together(team, alice) -> Job:
+    """A running job over two hosts that may be tried once again."""
+    job = make_gang(team, alice, make_hosts(team, 2, first=7), retries=1)
+    start_together(job)
+    return job
+
+
+def test_a_job_on_several_hosts_is_queued_again_once_all_its_parts_have_ended(together):
+    first, second = members(together)
+
+    end_part(second, "killed_externally")
+    together.refresh_from_db()
+    assert (together.state, together.num_retries) == ("stopping", 0)
+    end_part(first, "peer_ended")
+
+    together.refresh_from_db()
+    assert (together.num_retries, together.reason) == (1, "killed_externally")
+    allocate_pool(together.pool)
+    again = members(together)
+    assert [each.number for each in again] == [2, 2]
+    assert [each.host for each in again] == [first.host, second.host]
+
+
+def test_a_job_on_several_hosts_that_a_person_stops_is_not_tried_again(together):
+    job_stop(job=together, by="alice")
+    for member in members(together):
+        end_part(member, "rank_lost")
+
+    together.refresh_from_db()
+    assert (together.state, together.num_retries) == ("stopped", 0)

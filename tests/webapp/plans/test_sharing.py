@@ -97,10 +97,28 @@ def test_launching_it_starts_a_part_on_every_host(make_plan, alice):
 
 
 @pytest.mark.parametrize(
-    ("chosen", "kept"), [("shrink", "shrink"), ("stop", "stop"), ("", "stop")]
+    ("chosen", "kept"),
+    [("shrink", "shrink"), ("restart", "restart"), ("stop", "stop"), ("", "stop")],
 )
 def test_the_policy_for_a_lost_host_goes_with_the_job(make_plan, chosen, kept):
     assert launch_of(make_plan(on_lost_rank=chosen)).spec.parallel.on_lost_rank == kept
+
+
+@pytest.mark.parametrize("pin", ["pipeline_parallel_size", "tensor_parallel_size"])
+def test_a_divided_training_starts_again_where_that_was_chosen(make_plan, pin):
+    spec = launch_of(make_plan(pins={pin: 2}, on_lost_rank="restart")).spec
+
+    assert (spec.parallel.on_lost_rank, spec.parallel.max_restarts) == ("restart", 3)
+
+
+def test_only_ranks_can_be_lost():
+    alone, several = sharing.Spread(1, 1), sharing.Spread(1, 4)
+    wanted = {"on_lost_rank": "restart"}
+
+    assert sharing.policy_of(wanted, alone).on_lost_rank == "stop"
+    assert sharing.policy_of(wanted, several).on_lost_rank == "restart"
+    assert sharing.policy_of(wanted, alone, processes=2).on_lost_rank == "restart"
+    assert sharing.policy_of({"on_lost_rank": "shrink"}, several).on_lost_rank == "stop"
 
 
 def test_what_is_no_training_runs_on_one_host_of_the_pool(make_plan, alice):
@@ -276,7 +294,7 @@ def test_the_pool_and_its_policy_stand_on_the_page(make_plan, alice, client):
     page = client.get(reverse("plan-step", args=[make_plan().pk, "hardware"])).content.decode()
 
     assert "2 hosts together: Box 1, Box 2" in page
-    assert "If a host is lost" in page
+    assert "If a rank or a host is lost" in page
 
 
 def test_a_pool_of_another_team_is_refused(make_plan, other_team):
