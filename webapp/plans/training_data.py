@@ -8,17 +8,21 @@ from runners.jobspec import (
     DataParallel,
     FileData,
     HostText,
+    MixedData,
     SampleOptions,
     TrainData,
     TrainSpec,
     UploadedData,
 )
+from runners.jobspec.data import weights_of
 from webapp.accounts.models import Team
+from webapp.core.units import percent
 from webapp.datasets.models import Dataset
 from webapp.plans.errors import DraftProblem
 from webapp.plans.models import Plan
 
 Draft = dict[str, Any]
+MIX_ROWS = range(1, 5)  # of several sources, as the wizard asks for them
 
 
 def shared_out(
@@ -56,7 +60,20 @@ def _data(values: dict[str, Any], team: Team) -> TrainData:
         return FileData(path=str(values.get("data_path") or ""), format=stated)
     if source == "upload":
         return _uploaded(str(values.get("dataset") or ""), team)
-    return HostText()
+    return _mixed(values, team) if source == "mixed" else HostText()
+
+
+def _mixed(values: dict[str, Any], team: Team) -> MixedData:
+    parts = []
+    for row in MIX_ROWS:
+        source = values.get(f"mix_source_{row}") or ""
+        if not source:
+            continue
+        one = {"data_source": source, "data_path": values.get(f"mix_path_{row}")}
+        if source not in {"host", "file"}:
+            one = {"data_source": "upload", "dataset": source}
+        parts.append({"data": _data(one, team), "weight": values.get(f"mix_weight_{row}")})
+    return MixedData.model_validate({"parts": parts})
 
 
 def _uploaded(dataset_id: str, team: Team) -> UploadedData:
@@ -84,4 +101,7 @@ def text_words(data: TrainData) -> str:
         return f"the uploaded {data.name}"
     if isinstance(data, FileData):
         return f"its file {data.path}"
-    return "its own text" if isinstance(data, HostText) else "several sources"
+    if isinstance(data, HostText):
+        return "its own text"
+    shares = zip(weights_of(data), data.parts, strict=True)
+    return " and ".join(f"{percent(share)} {text_words(part.data)}" for share, part in shares)

@@ -5,15 +5,14 @@ from typing import Any
 
 from django import forms
 
-from runners.datasets.records import DataError, suffix_of
-from webapp.core.wording import sentence
 from webapp.datasets.models import Dataset
-from webapp.wizard.fields import StepForm
+from webapp.wizard.mixture_forms import NAMES, MixtureForm, checked_path
 
 SOURCES = [
     ("host", "The host's own text"),
     ("file", "A file on the host"),
     ("upload", "An uploaded file"),
+    ("mixed", "Several sources by weight"),
 ]
 READ_AS = [
     ("", "By its first record"),
@@ -25,10 +24,12 @@ READ_AS = [
 ]
 
 
-class DataForm(StepForm):
+class DataForm(MixtureForm):
     """The fields of a training's data; the step shows them apart."""
 
-    data_names = ("data_source", "data_path", "data_format", "dataset", "rows", "too_long")
+    data_names = (
+        "data_source", "data_path", "data_format", "dataset", "rows", "too_long", *NAMES,
+    )  # fmt: skip
 
     data_source = forms.ChoiceField(label="Text to learn", choices=SOURCES, required=False)
     data_path = forms.CharField(
@@ -58,6 +59,7 @@ class DataForm(StepForm):
         field = self.fields["dataset"]
         if isinstance(field, forms.ChoiceField):
             field.choices = [("", "Choose a file"), *listed]
+        self.offer_sources(listed)
 
     @property
     def chosen(self) -> Dataset | None:
@@ -67,21 +69,15 @@ class DataForm(StepForm):
 
     def clean_data_path(self) -> str:
         """Refuse a path that climbs, and a kind of file that is not read."""
-        path = str(self.cleaned_data.get("data_path") or "").strip()
-        if ".." in path.split("/") or "\x00" in path:
-            raise forms.ValidationError("A file's path may not climb with “..”.")
-        try:
-            if path:
-                suffix_of(path)
-        except DataError as error:
-            raise forms.ValidationError(sentence(str(error))) from None
-        return path
+        return checked_path(str(self.cleaned_data.get("data_path") or ""))
 
     def clean(self) -> dict[str, Any]:
-        """Ask for the file that was announced."""
+        """Ask for the file that was announced, or for what is to be mixed."""
         values = super().clean() or self.cleaned_data
         needed = {"file": "data_path", "upload": "dataset"}.get(values.get("data_source") or "")
         if needed and not values.get(needed) and needed not in self.errors:
             said = {"data_path": "Name the file.", "dataset": "Choose a file, or upload one."}
             self.add_error(needed, said[needed])
+        if values.get("data_source") == "mixed":
+            self.check_mixture(values)
         return values

@@ -104,6 +104,59 @@ def test_an_upload_in_the_wizard_is_chosen_and_shown(plan, alice):
     assert "It is 2." in html
 
 
+MIXTURE = {
+    "data_source": "mixed", "mix_source_1": "host", "mix_weight_1": "3", "mix_source_3": "file",
+    "mix_path_3": " notes/a.txt ", "mix_weight_3": "0.5",
+}  # fmt: skip
+
+
+def saved(client, plan, changes):
+    """Post the workload step as a browser would, with some controls changed."""
+    url = f"/plans/{plan.pk}/edit/workload/"
+    form = client.get(url).context["form"]
+    shown = {each.html_name: each.value() for each in form if each.value() is not None}
+    return client.post(url, {**shown, **changes})
+
+
+def test_sources_that_are_mixed_by_weight_reach_the_job(plan, alice, dataset):
+    client = client_of(alice)
+    third = {"mix_source_4": dataset.pk, "mix_weight_4": "1.5"}
+
+    assert saved(client, plan, MIXTURE | third).status_code == 302
+
+    plan.refresh_from_db()
+    spec = launch_of(plan).spec
+    assert [part.weight for part in spec.data.parts] == [3.0, 0.5, 1.5]
+    own, file, uploaded = (part.data for part in spec.data.parts)
+    assert (own, file.path, uploaded.sha256) == (HostText(), "notes/a.txt", dataset.sha256)
+    words = launch_note(plan)["text"].replace("\N{NO-BREAK SPACE}", " ")
+    assert "on 60 % its own text and 10 % its file notes/a.txt and 30 % the uploaded" in words
+    page = client.get(f"/plans/{plan.pk}/edit/workload/").content.decode()
+    assert 'value="mixed" checked' in page
+    assert 'value="notes/a.txt"' in page
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "said"),
+    [
+        ({"mix_source_3": ""}, "mix_source_1", "1 of these rows name a source. Choose at least 2"),
+        ({"mix_weight_3": ""}, "mix_weight_3", "Give it a weight, for example 1."),
+        ({"mix_weight_3": "0"}, "mix_weight_3", "Weight of source 3 is 0.0. It must be"),
+        ({"mix_weight_1": "much"}, "mix_weight_1", "It must be a number from 0.001 to 1000."),
+        ({"mix_path_3": ""}, "mix_path_3", "Name the file."),
+        ({"mix_path_3": "../a.txt"}, "mix_path_3", "may not climb"),
+        ({"mix_path_3": "a.csv"}, "mix_path_3", "end in .jsonl, .parquet or .txt"),
+        ({"mix_source_3": "gone"}, "mix_source_3", "not one of the available"),
+        ({"mix_source_2": "host", "mix_weight_2": "1"}, "mix_source_2", "stands above already"),
+    ],
+)
+def test_a_mixture_that_cannot_be_is_refused_by_its_field(plan, alice, changes, field, said):
+    answer = saved(client_of(alice), plan, MIXTURE | changes)
+
+    assert answer.status_code == 422
+    assert said in " ".join(answer.context["form"].errors[field])
+
+
 def test_a_bad_upload_in_the_wizard_changes_no_plan(plan, alice):
     answer = client_of(alice).post(f"/plans/{plan.pk}/upload/", {"file": upload(b"{\n")})
 
@@ -132,12 +185,7 @@ def test_a_bad_upload_in_the_wizard_changes_no_plan(plan, alice):
     ],
 )
 def test_the_step_says_what_is_missing(plan, alice, changes, field, said):
-    client = client_of(alice)
-    url = f"/plans/{plan.pk}/edit/workload/"
-    form = client.get(url).context["form"]
-    shown = {each.html_name: each.value() for each in form if each.value() is not None}
-
-    answer = client.post(url, {**shown, **changes})
+    answer = saved(client_of(alice), plan, changes)
 
     assert answer.status_code == 422
     assert said in " ".join(answer.context["form"].errors[field])

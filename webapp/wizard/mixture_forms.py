@@ -1,0 +1,92 @@
+"""Several sources by weight, as the step of a training's data asks for them: a row each."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from django import forms
+
+from runners.datasets.records import DataError, suffix_of
+from webapp.core.wording import sentence
+from webapp.plans.training_data import MIX_ROWS
+from webapp.wizard.fields import DecimalNumber, StepForm
+
+FEWEST_SOURCES = 2
+FIELDS = ("source", "path", "weight")
+NAMES = tuple(f"mix_{name}_{row}" for row in MIX_ROWS for name in FIELDS)
+
+
+class Row(NamedTuple):
+    """The three controls of one source."""
+
+    source: forms.BoundField
+    path: forms.BoundField
+    weight: forms.BoundField
+
+
+def checked_path(text: str) -> str:
+    """Return a file's path without blanks around it.
+
+    Raises:
+        ValidationError: it climbs, or is of a kind that is not read.
+    """
+    path = text.strip()
+    if ".." in path.split("/") or "\x00" in path:
+        raise forms.ValidationError("A file's path may not climb with “..”.")
+    try:
+        if path:
+            suffix_of(path)
+    except DataError as error:
+        raise forms.ValidationError(sentence(str(error))) from None
+    return path
+
+
+class MixtureForm(StepForm):
+    """A form with rows of sources and weights; they count where ``data_source`` is mixed."""
+
+    def offer_sources(self, listed: Sequence[tuple[str, str]]) -> None:
+        """Add the rows, each with the host's own text, a file there, and the team's uploads."""
+        own = [("", "None"), ("host", "The host's own text"), ("file", "A file on the host")]
+        for row in MIX_ROWS:
+            source = forms.ChoiceField(
+                label=f"Source {row}", choices=[*own, *listed], required=False
+            )
+            path = forms.CharField(label=f"File of source {row}", required=False, max_length=1000)
+            weight = DecimalNumber(f"Weight of source {row}", 0.001, 1000, required=False)
+            for name, field in zip(FIELDS, (source, path, weight), strict=True):
+                self.fields[f"mix_{name}_{row}"] = field
+
+    @property
+    def mixture(self) -> Iterator[Row]:
+        """Yield the rows as the page shows them."""
+        for row in MIX_ROWS:
+            yield Row(*(self[f"mix_{name}_{row}"] for name in FIELDS))
+
+    def check_mixture(self, values: dict[str, Any]) -> None:
+        """Refuse fewer than two sources, one without a weight or a path, and one named twice."""
+        seen = set()
+        for row in MIX_ROWS:
+            source, path, weight = (values.get(f"mix_{name}_{row}") for name in FIELDS)
+            if not source:
+                continue
+            if source == "file":
+                path = self._check_path(row, str(path or ""))
+            if weight is None and f"mix_weight_{row}" not in self.errors:
+                self.add_error(f"mix_weight_{row}", "Give it a weight, for example 1.")
+            if (named := (source, path if source == "file" else "")) in seen:
+                self.add_error(f"mix_source_{row}", "This source stands above already. Take one.")
+            seen.add(named)
+        if len(seen) < FEWEST_SOURCES:
+            said = f"{len(seen)} of these rows name a source. Choose at least {FEWEST_SOURCES}."
+            self.add_error("mix_source_1", said)
+
+    def _check_path(self, row: int, text: str) -> str:
+        name = f"mix_path_{row}"
+        try:
+            path = checked_path(text)
+        except forms.ValidationError as error:
+            self.add_error(name, error)
+            return text
+        if not path:
+            self.add_error(name, "Name the file.")
+        self.cleaned_data[name] = path
+        return path
