@@ -170,6 +170,12 @@ class Ledger:
         )
         return value
 
+    def copy(self) -> "Ledger":
+        """Return a record that begins with this one's terms and goes on by itself."""
+        ledger = Ledger()
+        ledger.entries = list(self.entries)
+        return ledger
+
     def value_of(self, group: str, key: str) -> float:
         """Return the sum of what was recorded under a group and key."""
         return sum(e.value for e in self.entries if e.group == group and e.key == key)

@@ -50,7 +50,12 @@ def figure(estimate: Estimate, name: str) -> float | None:
 
 def is_simulated(name: str) -> bool:
     """Return whether only a simulation of the load gives a figure."""
-    return name in SIMULATED_OTHERS or PERCENTILE.fullmatch(name) is not None
+    return name in SIMULATED_OTHERS or is_percentile(name)
+
+
+def is_percentile(name: str) -> bool:
+    """Return whether a figure is a percentile of what requests wait for."""
+    return PERCENTILE.fullmatch(name) is not None
 
 
 def hopeless(name: str, bound: Bound) -> tuple[str, float] | None:

@@ -1,8 +1,9 @@
 """The search: score every strategy, keep what fits, cost the best exactly, say why not."""
 
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import cast
 
 from planner.catalog.engines import calibration_name
@@ -10,7 +11,7 @@ from planner.cost.compression import RECIPES
 from planner.errors import NotCoveredError, NotPossibleError, PlannerError
 from planner.search.block import Block
 from planner.search.ceiling import out_of_reach
-from planner.search.constraints import broken, constraints_of
+from planner.search.constraints import broken, constraints_of, is_simulated
 from planner.search.offer import offered
 from planner.search.offloaded import offloaded
 from planner.search.question import Question, questions
@@ -33,6 +34,7 @@ from planner.specs.plan import (
     PlanRequest,
     Rejection,
     Searched,
+    Suggestion,
 )
 from planner.specs.strategy import Strategy
 from planner.specs.workload import (
@@ -47,6 +49,7 @@ from planner.workload.resolve import refuse_uncovered
 MAX_FRONTIER = 24
 Scored = tuple[list[Scores], PlannerError | None]
 Choice = tuple[Estimate, Scores]
+Enough = Callable[[Scores], bool]
 
 
 @dataclass
@@ -86,7 +89,7 @@ def search(request: PlanRequest) -> PlanAnswer:
     found = explore(request)
     table = found.table
     plans = _plans(request, table)
-    helpful = () if plans else suggestions(request, partial(_best_changed, request, found))
+    helpful = () if plans else _suggestions(request, found)
     return PlanAnswer(
         id=request.id,
         request=request,
@@ -104,20 +107,38 @@ def best_of(request: PlanRequest) -> Estimate | None:
     return _best_among(request, explore(request, only_fitting=True))
 
 
-def _best_changed(before: PlanRequest, found: Found, request: PlanRequest) -> Estimate | None:
-    """Return the best estimate of a request that is another one, changed in something.
+def _suggestions(request: PlanRequest, found: Found) -> tuple[Suggestion, ...]:
+    """Return what would help where nothing was found, each change with its best plan."""
 
-    Strategies cost the same under other limits: they are not scored again.
-    """
-    if before.model_copy(update={"constraints": request.constraints}) != request:
-        return best_of(request)
-    return _best_among(request, Found(constraints_of(request), found.parts))
+    def explored(changed: PlanRequest, enough: Enough | None = None) -> Found:
+        # Strategies cost the same under other limits: they are not scored again.
+        if request.model_copy(update={"constraints": changed.constraints}) == changed:
+            return Found(constraints_of(changed), found.parts)
+        return explore(changed, only_fitting=True, enough=enough)
+
+    def works(changed: PlanRequest) -> bool:
+        limits = constraints_of(changed)
+
+        def enough(part: Scores) -> bool:
+            return bool(len(Table([part], limits).feasible))
+
+        # Of limits that columns decide one strategy is enough; others need the whole table.
+        decided = not any(map(is_simulated, limits))
+        return _is_hopeful(explored(changed, enough if decided else None))
+
+    def best(changed: PlanRequest) -> Estimate | None:
+        return _best_among(changed, explored(changed))
+
+    return suggestions(request, best, works)
 
 
 def _best_among(request: PlanRequest, found: Found) -> Estimate | None:
-    hopeful = found.parts and promises(found.table)
-    best = best_with_cluster(request, found) if hopeful else None
+    best = best_with_cluster(request, found) if _is_hopeful(found) else None
     return best[0] if best else None
+
+
+def _is_hopeful(found: Found) -> bool:
+    return bool(found.parts) and promises(found.table)
 
 
 def best_with_cluster(request: PlanRequest, found: Found) -> tuple[Estimate, ClusterSpec] | None:
@@ -127,11 +148,14 @@ def best_with_cluster(request: PlanRequest, found: Found) -> tuple[Estimate, Clu
     return None
 
 
-def explore(request: PlanRequest, *, only_fitting: bool = False) -> Found:
+def explore(
+    request: PlanRequest, *, only_fitting: bool = False, enough: Enough | None = None
+) -> Found:
     """Return every strategy of every cluster, scored, and the techniques that do not apply.
 
     With ``only_fitting`` blocks are left out in which no strategy fits into memory, and
-    clusters whose devices have not the arithmetic for a target.
+    clusters whose devices have not the arithmetic for a target. Nothing is scored any more after
+    a part that is ``enough``.
 
     Raises:
         PlannerError: no strategy could be costed at all; it is the last one's reason.
@@ -148,25 +172,31 @@ def explore(request: PlanRequest, *, only_fitting: bool = False) -> Found:
             continue
         for key, reason in inapplicable(question.case).items():
             found.rejections.technique(key, reason)
-        parts, refused = scored(question, only_fitting=only_fitting)
+        parts, refused = scored(question, only_fitting=only_fitting, enough=enough)
         found.parts += parts
         found.refused = refused or found.refused
+        if enough and any(map(enough, parts)):
+            break
     if not found.parts and found.refused:
         raise found.refused
     return found
 
 
-def scored(question: Question, *, only_fitting: bool = False) -> Scored:
+def scored(
+    question: Question, *, only_fitting: bool = False, enough: Enough | None = None
+) -> Scored:
     """Return the scores of a question's strategies, and why the last one refused was refused.
 
-    They are kept for the next questions: neither a target nor most objectives change them.
+    They are kept for the next questions: neither a target nor most objectives change them. What
+    ends at a part that is ``enough`` may lack others.
     """
     subject, request = RECENT.of(question), question.request
     under = (request.pins, _objective_read(question), only_fitting)
     found = cast("Scored | None", RECENT.scored(subject, under))
     if found is None:
-        found = _scored(question, subject, only_fitting=only_fitting)
-        RECENT.keep(subject, under, found, sum(map(len, found[0])))
+        found = _scored(question, subject, only_fitting=only_fitting, enough=enough)
+        if not (enough and any(map(enough, found[0]))):
+            RECENT.keep(subject, under, found, sum(map(len, found[0])))
     return found
 
 
@@ -178,8 +208,9 @@ def _objective_read(question: Question) -> object:
     return objective in FRUGAL and not isinstance(question.request.workload, TrainWorkload)
 
 
-def _scored(question: Question, subject: Subject, *, only_fitting: bool) -> Scored:
-    parts: list[Scores] = []
+def _scored(
+    question: Question, subject: Subject, *, only_fitting: bool, enough: Enough | None
+) -> Scored:
     refused: PlannerError | None = None
     blocks: tuple[Block, ...] = ()
     workload = question.request.workload
@@ -190,22 +221,34 @@ def _scored(question: Question, subject: Subject, *, only_fitting: bool) -> Scor
     except (NotPossibleError, NotCoveredError) as error:
         refused = error
     told: list[tuple[Block, bool]] = []
-    fitting = Fitting(blocks)
-    for block in blocks:
-        try:
-            fits = not only_fitting or fitting.anything(block)
-            if fits:
-                parts.append(score(block, subject))
-                fits = bool(parts[-1].fits.any())
-            told.append((block, fits))
-        except (NotPossibleError, NotCoveredError) as error:
-            refused = error
+    parts: list[Scores] = []
+    for block, part in _of_blocks(blocks, subject, only_fitting=only_fitting):
+        if isinstance(part, PlannerError):
+            refused = part
+            continue
+        told.append((block, part is not None and bool(part.fits.any())))
+        parts += [] if part is None else [part]
+        if enough and part is not None and enough(part):
+            return parts, refused
     if not question.cluster.other_nodes:
         parts += score_exactly(question, offloaded(question, told), subject)[0]
     if not parts and not (only_fitting and blocks):
         # A pinned layout that the space does not contain is costed, or refused, as it is.
         parts, refused = score_exactly(question, _listed(question), subject)
     return parts, refused
+
+
+def _of_blocks(
+    blocks: Sequence[Block], subject: Subject, *, only_fitting: bool
+) -> Iterator[tuple[Block, Scores | PlannerError | None]]:
+    """Yield each block with its scores, nothing where nothing fits, or why it was refused."""
+    fitting = Fitting(blocks)
+    for block in blocks:
+        try:
+            fits = not only_fitting or fitting.anything(block)
+            yield block, score(block, subject) if fits else None
+        except (NotPossibleError, NotCoveredError) as error:
+            yield block, error
 
 
 def blocks_of(question: Question) -> tuple[Block, ...]:

@@ -23,8 +23,9 @@ from planner.search.rank import (
 )
 from planner.search.rejection import family_numbers
 from planner.search.subject import Subject
-from planner.specs.estimate import Estimate
+from planner.specs.estimate import Estimate, Performance
 from planner.specs.strategy import Strategy
+from planner.specs.workload import ServeWorkload
 from planner.workload.estimator import (
     fits_of,
     paid_setting,
@@ -37,6 +38,8 @@ from planner.workload.inference_memory import usable_bytes
 from planner.workload.resolve import resolve
 
 Read = Callable[[str], Numbers | None]
+# What the percentiles of a load are drawn around, and how many requests it has room for.
+MEANS = ("ttft_seconds", "tpot_seconds", "latency_seconds", "max_concurrency")
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,20 @@ class Scores:
     def simulated(self, row: int) -> Estimate:
         """Return one strategy as the exact door costs it, its percentiles included."""
         return self.subject.with_percentiles(self.question, self.strategy(row))
+
+    def percentiles(self, row: int) -> dict[str, float] | None:
+        """Return one strategy's percentiles, in s by name, around its means in the columns.
+
+        This spares costing those again; nothing where the exact door alone can tell.
+        """
+        question, strategy = self.question, self.strategy(row)
+        alike = not question.cluster.other_nodes and strategy.disaggregated is None
+        if not alike or not isinstance(question.request.workload, ServeWorkload):
+            return None
+        found = {name: self.figures(name) for name in MEANS}
+        known = {name: float(one[row]) for name, one in found.items() if one is not None}
+        means = Performance.model_construct(**known)  # type: ignore[arg-type]  # figures of a row
+        return self.subject.percentiles(question, strategy, means)
 
     def explained(self, estimate: Estimate) -> Estimate:
         """Return an estimate of one of the strategies again, with every term."""

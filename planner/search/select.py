@@ -8,13 +8,14 @@ from typing import cast
 import numpy as np
 
 from planner.search.block import Flags, Numbers, Rows
-from planner.search.constraints import broken, hopeless, is_simulated
+from planner.search.constraints import broken, hopeless, is_percentile, is_simulated
 from planner.search.rank import DIGITS, PENALTIES, Merit
 from planner.search.scoring import Scores
 from planner.specs.estimate import Estimate
 from planner.specs.plan import Bound, Objective
 
 FEW = 4
+ROUNDING = 1e-9  # columns and single numbers differ by less
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,17 @@ class Table:
                 self.misses[row] = abs(value / limit - 1) if value and limit else 0.0
         return bool(self.misses[row] < 0)
 
+    def passes(self, row: int) -> bool:
+        """Return what ``settle`` does, without the row's estimate where percentiles decide."""
+        asked = {name: bound for name, bound in self.limits.items() if is_simulated(name)}
+        if not self.unsure[row] or not all(map(is_percentile, asked)):
+            return self.settle(row)
+        part, own = self.part_of(row)
+        found = part.percentiles(own)
+        if found is None or any(_is_near(found.get(name), asked[name]) for name in asked):
+            return self.settle(row)
+        return all(_is_within(found.get(name), bound) for name, bound in asked.items())
+
     def column(self, name: str) -> Numbers:
         """Return a figure of each row; not a number where a row has none."""
         return np.concatenate([_values(part, name) for part in self.parts])
@@ -158,7 +170,20 @@ def promises(table: Table) -> bool:
     means = [far[0] for name, bound in table.limits.items() if (far := hopeless(name, bound))]
     waits = [table.column(mean)[rows] for mean in means] or [np.asarray(table.merit.delay)[rows]]
     shares = np.max([wait / wait.min() for wait in waits], axis=0)
-    return any(table.settle(int(row)) for row in rows[np.argsort(shares)[:FEW]])
+    return any(table.passes(int(row)) for row in rows[np.argsort(shares)[:FEW]])
+
+
+def _is_near(value: float | None, bound: Bound) -> bool:
+    """Return whether a value is so near a limit that rounding may decide."""
+    limits = [limit for limit in (bound.min, bound.max) if limit]
+    return value is not None and any(abs(value / limit - 1) < ROUNDING for limit in limits)
+
+
+def _is_within(value: float | None, bound: Bound) -> bool:
+    if value is None:
+        return False
+    low, high = bound.min, bound.max
+    return (low is None or value >= low) and (high is None or value <= high)
 
 
 def _values(part: Scores, name: str) -> Numbers:

@@ -7,23 +7,29 @@ subjects are one only where everything is equal that an estimate reads.
 
 from collections.abc import Callable
 from threading import Lock
+from typing import cast
 
 from planner.search.question import Question
-from planner.specs.estimate import Estimate
+from planner.specs.estimate import Estimate, Performance
 from planner.specs.strategy import Strategy
-from planner.workload.estimator import estimate_request
+from planner.specs.workload import ServeWorkload
+from planner.workload.estimator import Costing
+from planner.workload.under_load import percentiles_alone
 
 # Enough for a question and the changes that it suggests, and for what a few people ask at once.
 MAX_SUBJECTS = 64
 MAX_STRATEGIES = 20_000  # scored ones of all subjects: a few hundred bytes each
 MAX_ESTIMATES = 512  # of each kind and subject: some kilobytes each
+MAX_COSTINGS = 32  # of each of the latest subjects: up to a hundred kilobytes each
+LATEST = 16
 
 
 class Subject:
     """One model, hardware and workload: what was scored and costed of it so far.
 
     ``plain`` holds estimates without percentiles, ``simulated`` with them, ``told`` with the
-    terms of their explanation as well; ``scored`` what the search found under some pins.
+    terms of their explanation as well, and ``costings`` what all three are made of; ``scored``
+    is what the search found under some pins.
     """
 
     def __init__(self, key: tuple[object, ...] = ()) -> None:
@@ -31,6 +37,7 @@ class Subject:
         self.plain: dict[Strategy, Estimate] = {}
         self.simulated: dict[Strategy, Estimate] = {}
         self.told: dict[Strategy, Estimate] = {}
+        self.costings: dict[Strategy, Costing] = {}
         self.scored: list[tuple[tuple[object, ...], object, int]] = []
 
     @property
@@ -40,22 +47,42 @@ class Subject:
 
     def exact(self, question: Question, strategy: Strategy) -> Estimate:
         """Return a strategy as the exact door costs it, without percentiles and terms."""
-        request = question.estimate_request(strategy)
-        return _kept(self.plain, strategy, lambda: estimate_request(request, explain=False))
+        return _kept(
+            self.plain,
+            strategy,
+            lambda: self._costing(question, strategy).estimate(explain=False),
+        )
 
     def with_percentiles(self, question: Question, strategy: Strategy) -> Estimate:
         """Return a strategy as the exact door costs it, without terms."""
-        request = question.estimate_request(strategy)
-        return _kept(
-            self.simulated,
-            strategy,
-            lambda: estimate_request(request, explain=False, simulate=True),
-        )
+
+        def cost() -> Estimate:
+            told = self.told.get(strategy)
+            if told is not None:
+                return told.model_copy(update={"terms": ()})
+            return self._costing(question, strategy).estimate(explain=False, simulate=True)
+
+        return _kept(self.simulated, strategy, cost)
+
+    def percentiles(
+        self, question: Question, strategy: Strategy, means: Performance
+    ) -> dict[str, float]:
+        """Return the percentiles, in s by name, of a serving strategy whose means are known."""
+        setting = self._costing(question, strategy).setting
+        return percentiles_alone(setting, cast("ServeWorkload", setting.workload), means)
 
     def explained(self, question: Question, strategy: Strategy) -> Estimate:
         """Return a strategy as the exact door costs it, with every term."""
-        request = question.estimate_request(strategy)
-        return _kept(self.told, strategy, lambda: estimate_request(request))
+        return _kept(self.told, strategy, lambda: self._costing(question, strategy).estimate())
+
+    def _costing(self, question: Question, strategy: Strategy) -> Costing:
+        """Return the costs of a strategy, as far as they were asked for before."""
+        found = self.costings.get(strategy)
+        if found is None:
+            found = Costing(question.estimate_request(strategy))
+            if len(self.costings) < MAX_COSTINGS:
+                self.costings[strategy] = found
+        return found
 
 
 def _kept(
@@ -86,6 +113,8 @@ class Recent:
             else:
                 self.subjects.remove(found)
             self.subjects.append(found)
+            for older in self.subjects[-2 * LATEST : -LATEST]:
+                older.costings.clear()
             self._forget_oldest()
         return found
 

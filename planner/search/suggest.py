@@ -20,17 +20,23 @@ MAX_HALVINGS = 6
 MAX_DOUBLINGS = 4
 SERVER_DEVICES = 8  # servers hold up to eight devices: further ones are further servers
 Best = Callable[[PlanRequest], Estimate | None]
+Works = Callable[[PlanRequest], bool]
 Change = tuple[str, JsonObject]
 
 
-def suggestions(request: PlanRequest, best: Best) -> tuple[Suggestion, ...]:
-    """Return up to six changes, of each kind the smallest one that works."""
+def suggestions(
+    request: PlanRequest, best: Best, works: Works | None = None
+) -> tuple[Suggestion, ...]:
+    """Return up to six changes, of each kind the smallest one that works.
+
+    ``works`` tells sooner than ``best`` whether a request has a plan.
+    """
     found: list[Suggestion] = []
     for ladder in (
         *_smaller_workloads(request),
         list(_larger_device(request)),
     ):
-        found += _smallest_step(request, ladder, best)
+        found += _smallest_step(request, ladder, best, works or _has(best))
     for attempts in (
         _offloaded(request),
         _cheaper_method(request),
@@ -42,21 +48,37 @@ def suggestions(request: PlanRequest, best: Best) -> tuple[Suggestion, ...]:
     return tuple(found[:MAX_SUGGESTIONS])
 
 
-def _smallest_step(request: PlanRequest, ladder: Sequence[Change], best: Best) -> list[Suggestion]:
+def _has(best: Best) -> Works:
+    return lambda request: best(request) is not None
+
+
+def _smallest_step(
+    request: PlanRequest, ladder: Sequence[Change], best: Best, works: Works
+) -> list[Suggestion]:
     """Return the first step of a ladder that fits, or nothing when its last one does not.
 
-    Assumes that each step needs less than the one before it, which halves the searches.
+    Assumes that each step needs less than the one before it, which halves the searches. Only the
+    step that is suggested is searched for its best plan.
     """
+
+    def fits(step: int) -> bool:
+        try:
+            return works(_changed(request, ladder[step]))
+        except PlannerError:
+            return False
+
     low, high = 0, len(ladder) - 1
-    known = _verified(request, ladder[high], best) if ladder else None
-    while known and low < high:
+    if not ladder or not fits(high):
+        return []
+    while low < high:
         middle = (low + high) // 2
-        better = _verified(request, ladder[middle], best)
-        if better:
-            known, high = better, middle
-        else:
-            low = middle + 1
+        low, high = (low, middle) if fits(middle) else (middle + 1, high)
+    known = _verified(request, ladder[high], best)
     return [known] if known else []
+
+
+def _changed(request: PlanRequest, change: Change) -> PlanRequest:
+    return PlanRequest.model_validate({**dict(request), **change[1]})
 
 
 def _first_that_fits(
@@ -73,7 +95,7 @@ def _verified(request: PlanRequest, change: Change, best: Best) -> Suggestion | 
     """Return the change with the best plan that it makes possible, if it makes one possible."""
     title, changes = change
     try:
-        estimate = best(PlanRequest.model_validate({**dict(request), **changes}))
+        estimate = best(_changed(request, change))
     except PlannerError:
         return None
     if estimate is None:

@@ -1,6 +1,7 @@
 """From a request to an answer: resolve, cost, explain."""
 
 from dataclasses import replace
+from functools import cached_property
 from typing import cast
 
 from planner.catalog.engines import calibration_name
@@ -54,45 +55,70 @@ def estimate_request(
     Raises:
         PlannerError: a name is unknown, or the strategy is impossible or not covered.
     """
-    setting = resolve(request)
-    ledger = Ledger()
-    outcome = run(setting, ledger)
-    if explain if simulate is None else simulate:
-        outcome = _with_percentiles(setting, outcome, ledger)
-    short = _tier_warnings(setting, outcome)
-    if short:
-        outcome = replace(outcome, fits=False)
-    spent = expense(paid_setting(setting), outcome, ledger, rented_devices(setting))
-    memory = _stage_by_stage(setting, outcome)
-    confidence = _least_sure(setting)
-    return Estimate(
-        id=request.id,
-        fits=outcome.fits,
-        memory=memory,
-        performance=outcome.performance,
-        interval={
-            **intervals_of(
-                confidence,
-                outcome.performance,
-                memory,
-                queued=isinstance(request.workload, ServeWorkload),
-            ),
-            **spent.intervals,
-        },
-        error_class=confidence.error_class,
-        bound_by=outcome.bound_by,
-        time_breakdown_seconds={
-            phase: {name: value for name, value in seconds.items() if value}
-            for phase, seconds in outcome.phases.items()
-        },
-        quality=quality_of(setting),
-        strategy=setting.strategy,
-        engine=setting.engine.key,
-        warnings=(*setting.warnings, *outcome.warnings, *short),
-        calibration=_calibration(setting),
-        terms=ledger.terms() if explain else (),
-        **spent.figures,
-    )
+    return Costing(request).estimate(explain=explain, simulate=simulate)
+
+
+class Costing:
+    """The costs of one request: whoever asks again for more of them pays for the rest alone.
+
+    Raises:
+        PlannerError: a name is unknown, or the strategy is impossible or not covered.
+    """
+
+    def __init__(self, request: EstimateRequest) -> None:
+        self.id, self.setting = request.id, resolve(request)
+
+    @cached_property
+    def _plain(self) -> tuple[Outcome, Ledger]:
+        ledger = Ledger()
+        return run(self.setting, ledger), ledger
+
+    @cached_property
+    def _simulated(self) -> tuple[Outcome, Ledger]:
+        outcome, plain = self._plain
+        ledger = plain.copy()
+        return _with_percentiles(self.setting, outcome, ledger), ledger
+
+    def estimate(self, *, explain: bool = True, simulate: bool | None = None) -> Estimate:
+        """Return the estimate: with terms, with percentiles, with both or neither."""
+        setting = self.setting
+        asked = explain if simulate is None else simulate
+        outcome, before = self._simulated if asked else self._plain
+        ledger = before.copy()
+        short = _tier_warnings(setting, outcome)
+        if short:
+            outcome = replace(outcome, fits=False)
+        spent = expense(paid_setting(setting), outcome, ledger, rented_devices(setting))
+        memory = _stage_by_stage(setting, outcome)
+        confidence = _least_sure(setting)
+        return Estimate(
+            id=self.id,
+            fits=outcome.fits,
+            memory=memory,
+            performance=outcome.performance,
+            interval={
+                **intervals_of(
+                    confidence,
+                    outcome.performance,
+                    memory,
+                    queued=isinstance(setting.workload, ServeWorkload),
+                ),
+                **spent.intervals,
+            },
+            error_class=confidence.error_class,
+            bound_by=outcome.bound_by,
+            time_breakdown_seconds={
+                phase: {name: value for name, value in seconds.items() if value}
+                for phase, seconds in outcome.phases.items()
+            },
+            quality=quality_of(setting),
+            strategy=setting.strategy,
+            engine=setting.engine.key,
+            warnings=(*setting.warnings, *outcome.warnings, *short),
+            calibration=_calibration(setting),
+            terms=ledger.terms() if explain else (),
+            **spent.figures,
+        )
 
 
 def run(setting: Setting, ledger: Ledger) -> Outcome:

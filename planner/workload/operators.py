@@ -132,7 +132,8 @@ class Operation:
             return self.line(name, part, "compute" if is_compute else "memory_bandwidth", key)
         computing = self.line(name, part, "compute", key)
         reading = self.line(name, part, "memory_bandwidth", key)
-        return replace(reading, factor=where(is_compute, computing.factor, reading.factor))
+        factor = where(is_compute, computing.factor, reading.factor)
+        return Line(reading.group, name, key, reading.operator_class, factor, reading.origin)
 
 
 def latency_for(rates: Rates, ranks: float) -> float:

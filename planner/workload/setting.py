@@ -1,7 +1,7 @@
 """Everything that an estimate depends on, resolved: nothing is left to default after this."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar, cast
 
@@ -33,6 +33,7 @@ from planner.workload.rates import Rates, rates_for
 from planner.workload.swept import SHOWN_BY, Swept
 
 T = TypeVar("T")
+LineName = tuple[str, str, OperatorClass | None, str]  # group, name, operator class, key
 
 MODELLED = Origin()
 # Parts whose kernels reach another share of the peak on narrow units.
@@ -302,11 +303,11 @@ class Setting:
     ) -> Line:
         """Return where a term goes, with the host's factor and the origin of its rates."""
         asked = (group, name, operator_class, key)
-        if asked not in self._lines:
+        found = self._lines.get(asked)
+        if found is None:
             factor = self.factor(operator_class) if operator_class else 1.0
-            origin = self._origins.get(operator_class, MODELLED)
-            self._lines[asked] = Line(group, name, key, operator_class, factor, origin)
-        return self._lines[asked]
+            found = self._lines[asked] = self._line(asked, factor)
+        return found
 
     def part_line(
         self, group: str, name: str, part: str, operator_class: OperatorClass, key: str = ""
@@ -315,17 +316,24 @@ class Setting:
 
         Kernels of matrix products reach another share of the peak on narrow units.
         """
-        asked = (f"{group}_{part}", name, operator_class, key)
-        if asked not in self._lines:
-            line = self.line(group, name, operator_class, key)
-            factor = line.factor * self.serving_factor(f"{group}_{part}")
+        shown = f"{group}_{part}"
+        asked = (shown, name, operator_class, key)
+        found = self._lines.get(asked)
+        if found is None:
+            factor = self.factor(operator_class) * self.serving_factor(shown)
             if part in WEIGHT_PRODUCTS:
                 factor *= self.swept.factor(f"{group}_{self.unit_width}")
-            self._lines[asked] = replace(line, factor=factor)
-        return self._lines[asked]
+            found = self._line((group, name, operator_class, key), factor)
+            self._lines[asked] = found
+        return found
+
+    def _line(self, where: LineName, factor: float) -> Line:
+        group, name, operator_class, key = where
+        origin = self._origins.get(operator_class, MODELLED)
+        return Line(group, name, key, operator_class, factor, origin)
 
     @cached_property
-    def _lines(self) -> dict[tuple[str, str, OperatorClass | None, str], Line]:
+    def _lines(self) -> dict[LineName, Line]:
         """Return the lines asked for so far: an estimate asks for each of them many times."""
         return {}
 

@@ -115,14 +115,47 @@ def under_load(
     if rate is not None and rate >= limit:
         warning = f"{rate:g} requests a second cannot be served: the most is {limit:.3g}"
         return means.model_copy(update=found), (warning,)
-    in_flight = (rate or 0.0) / setting.layout.data * (means.latency_seconds or 0.0)
-    simulated = simulated_requests(setting, workload, most, in_flight)
-    intake = intake_seconds(setting)
+    simulated, intake = _requests(setting, workload, means, most), intake_seconds(setting)
     found |= percentiles(means, simulated, ledger, intake)
     if workload.ttft_slo_seconds or workload.tpot_slo_seconds:
         found["slo_attainment_ratio"] = attained_ratio(workload, means, simulated, intake)
         found |= most_within_objectives(partial(served_means, setting), workload, limit)
     return means.model_copy(update=found), ()
+
+
+def percentiles_alone(
+    setting: Setting, workload: ServeWorkload, means: Performance
+) -> dict[str, float]:
+    """Return the percentiles that ``under_load`` finds, and nothing else; none where it has none.
+
+    In s, by name, as ``ttft_p95_seconds``.
+    """
+    most = int(means.max_concurrency or 0) // setting.layout.data
+    rate = workload.request_rate_per_second
+    if most < 1 or (rate is not None and rate >= saturation_rate(setting, workload, most)):
+        return {}
+    simulated = _requests(setting, workload, means, most)
+    return percentiles(means, simulated, Unrecorded(), intake_seconds(setting))
+
+
+def _requests(
+    setting: Setting, workload: ServeWorkload, means: Performance, most: int
+) -> Simulated:
+    """Return the times of one replica's requests, simulated once of a setting's own load."""
+    rate = workload.request_rate_per_second
+    in_flight = (rate or 0.0) / setting.layout.data * (means.latency_seconds or 0.0)
+
+    def simulated() -> Simulated:
+        return simulated_requests(setting, workload, most, in_flight)
+
+    if workload != setting.workload:
+        return simulated()
+    return setting.once(f"requests {most} {_followed(in_flight)}", simulated)
+
+
+def _followed(in_flight: float) -> int:
+    """Return how many requests of an open loop are followed until it is steady."""
+    return min(MAX_REQUESTS, max(OPEN_REQUESTS, round(STEADY_LIVES * in_flight)))
 
 
 def simulated_requests(
@@ -147,8 +180,7 @@ def _traffic(
     replicas, rate = setting.layout.data, workload.request_rate_per_second
     prompt = workload.input_tokens * (1 - workload.prefix_share_ratio)
     if rate is not None:
-        count = min(MAX_REQUESTS, max(OPEN_REQUESTS, round(STEADY_LIVES * in_flight)))
-        calls = poisson_calls(rate / replicas, count)
+        calls = poisson_calls(rate / replicas, _followed(in_flight))
         return Traffic(prompt, workload.output_tokens, calls, 1, LENGTH_SPREAD), most
     callers = workload.concurrency or workload.burst_requests
     each = math.ceil(callers / replicas) if callers else most

@@ -3,15 +3,24 @@
 from functools import cache
 from itertools import product
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.api import plan
-from planner.search.constraints import FAR_BEYOND, broken, constraints_of, hopeless, is_simulated
+from planner.search.constraints import (
+    FAR_BEYOND,
+    broken,
+    constraints_of,
+    hopeless,
+    is_percentile,
+    is_simulated,
+)
 from planner.search.engine import explore
 from planner.search.rank import criteria, frontier, order_of
 from planner.search.rejection import family_of
+from planner.search.select import Table
 from planner.specs.plan import APPLICABILITY, Bound, PlanRequest
 from planner.workload.estimator import estimate_request
 from tests.planner.asking import LLAMA_8B, LLAMA_70B, SERVE, ask, document
@@ -107,6 +116,27 @@ def test_a_rejected_family_has_no_member_that_simulating_lets_through(name):
 
     families = {one.family for one in found if one.constraint != APPLICABILITY}
     assert families == lost
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_a_row_passes_by_its_percentiles_alone_where_its_whole_estimate_does(name):
+    found = explore(asked(name))
+    quick, whole = (Table(found.parts, found.limits) for _ in range(2))
+    unsure = [int(row) for row in np.flatnonzero(whole.unsure)[::3]]
+
+    assert unsure or not len(whole.feasible)  # hopeless ones need no simulation
+    assert [quick.passes(row) for row in unsure] == [whole.settle(row) for row in unsure]
+    assert not quick.simulated or not all(map(is_percentile, found.limits))
+
+
+@pytest.mark.parametrize("side", ["min", "max"])
+def test_a_limit_as_near_as_rounding_is_left_to_the_whole_estimate(side):
+    found = explore(asked("open within p99"))
+    value = found.parts[0].percentiles(0)["ttft_p99_seconds"]
+    near = Table(found.parts, {"ttft_p99_seconds": Bound.model_validate({side: value})})
+
+    assert near.passes(0)
+    assert near.simulated == {0}
 
 
 def test_a_plan_within_a_percentile_shows_the_percentile():

@@ -162,6 +162,25 @@ def test_where_everything_helps_the_smallest_changes_are_suggested():
     assert "2 devices instead of 1" in titles
 
 
+def test_only_the_step_that_is_suggested_is_searched_for_its_best_plan():
+    request = PlanRequest.model_validate(document(workload={**SERVE, "concurrency": 64}))
+    good, asked, searched = ask(engine="vllm"), [], []
+
+    def works(changed):
+        asked.append(changed.workload.concurrency)
+        return changed.workload.concurrency <= 8
+
+    def best(changed):
+        searched.append(changed.workload.concurrency)
+        return good if works(changed) else None
+
+    found = suggestions(request, best, works)
+
+    assert [one.title for one in found] == ["concurrency 8"]
+    assert set(asked) >= {1, 8, 16}
+    assert set(searched) == {8, 64}  # 64: other changes, none of which helps
+
+
 @pytest.mark.parametrize("least", [1, 3, 6])
 def test_a_halving_is_found_wherever_it_starts_to_help(least):
     request = PlanRequest.model_validate(document(workload={**SERVE, "concurrency": 64}))

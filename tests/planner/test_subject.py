@@ -1,6 +1,7 @@
 """What a process remembers of its last questions changes how fast it answers, never what."""
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import permutations
 
 import pytest
 
@@ -9,8 +10,11 @@ from planner.search.question import questions
 from planner.search.subject import RECENT, Recent, Subject
 from planner.specs.plan import PlanRequest
 from planner.specs.strategy import Strategy
+from planner.workload import estimator, under_load
+from planner.workload.estimator import estimate_request
 from tests.planner.asking import SERVE, TRAIN, document
 
+WAYS = ("exact", "with_percentiles", "explained")
 OPEN = {**SERVE, "concurrency": None, "request_rate_per_second": 2.0}
 TAIL = {"ttft_p99_seconds": {"max": 0.2}}
 NEXT = {
@@ -79,7 +83,7 @@ def test_strategies_are_not_scored_again_for_another_target_or_objective(change,
 
 def test_estimates_are_not_made_again_for_a_pin(monkeypatch):
     engine.search(asked(top=1))
-    monkeypatch.setattr(subject, "estimate_request", None)
+    monkeypatch.setattr(subject, "Costing", None)
 
     assert engine.search(asked(top=1, pins={"weight_dtype": "fp8"})).pareto
 
@@ -163,3 +167,66 @@ def test_a_subject_keeps_only_so_many_estimates_and_costs_the_others_anew(monkey
 
     assert list(one.plain) == ways[:1]
     assert found[:2] == found[2:]
+
+
+@pytest.mark.parametrize("order", [*permutations(WAYS)])
+def test_a_strategy_is_costed_and_simulated_once_however_much_of_it_is_asked(order, monkeypatch):
+    counted = {"run": 0, "simulate": 0}
+
+    def counting(module, name):
+        work = getattr(module, name)
+
+        def count(*args):
+            counted[name] += 1
+            return work(*args)
+
+        monkeypatch.setattr(module, name, count)
+
+    asked_of, way = question(workload=OPEN), Strategy(weight_dtype="fp8")
+    request = asked_of.estimate_request(way)
+    alone = {
+        "exact": estimate_request(request, explain=False),
+        "with_percentiles": estimate_request(request, explain=False, simulate=True),
+        "explained": estimate_request(request),
+    }
+    counting(estimator, "run")
+    counting(under_load, "simulate")
+    one = Subject()
+
+    assert {name: getattr(one, name)(asked_of, way) for name in order} == alone
+    assert counted == {"run": 1, "simulate": 1}
+
+
+def test_only_the_latest_subjects_keep_what_estimates_are_made_of(monkeypatch):
+    monkeypatch.setattr(subject, "LATEST", 2)
+    recent = Recent()
+    subjects = [recent.of(question(id=name)) for name in ("a", "b", "c")]
+    for one in subjects:
+        one.exact(question(), Strategy())
+
+    recent.of(question(id="d"))
+
+    assert [len(one.costings) for one in subjects] == [0, 0, 1]
+    assert all(len(one.plain) == 1 for one in subjects)
+
+
+def test_a_subject_keeps_the_makings_of_so_many_strategies_alone(monkeypatch):
+    monkeypatch.setattr(subject, "MAX_COSTINGS", 1)
+    one = Subject()
+
+    for dtype in ("bf16", "fp8"):
+        one.exact(question(), Strategy(weight_dtype=dtype))
+
+    assert [way.weight_dtype for way in one.costings] == ["bf16"]
+    assert len(one.plain) == 2
+
+
+def test_what_ends_at_enough_is_not_kept_for_the_next_question():
+    request = asked(constraints={"tokens_per_second": {"min": 1.0}})
+
+    first = engine.explore(request, only_fitting=True, enough=bool)
+    whole = engine.explore(request, only_fitting=True, enough=lambda part: not part)
+    again = engine.explore(request, only_fitting=True)
+
+    assert len(first.parts) == 1 < len(whole.parts)
+    assert again.parts == whole.parts
