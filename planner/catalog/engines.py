@@ -80,6 +80,7 @@ class Engine(Spec):
     narrow_gradients_beside: bool = False
     trains_integers_fused: bool = False
     recomputes_in_slack: bool = False
+    counted_by_operator: bool = False
     returns_blocks: bool = False
     activation_ratio: float = 1.0
     quantised_activation_ratio: float = 1.0

@@ -203,21 +203,22 @@ def attention_width(model: ModelSpec) -> float:
 
     Layers of different kinds count with their mean.
     """
-    return _mean_width(model, _group_width)
+    return mean_width(model, group_width)
 
 
 def eager_attention_width(model: ModelSpec) -> float:
     """Return the same for eager kernels: repeated KV heads, and the output twice."""
-    return _mean_width(model, _eager_group_width)
+    return mean_width(model, _eager_group_width)
 
 
-def _mean_width(model: ModelSpec, width: Callable[[ModelSpec, LayerGroup], int]) -> float:
+def mean_width(model: ModelSpec, width: Callable[[ModelSpec, LayerGroup], int]) -> float:
+    """Return the mean over the layers of what is so wide in each kind of them."""
     groups = model.layers_by_attention
     widths = sum(group.count * width(model, group) for group in groups)
     return widths / model.num_hidden_layers
 
 
-def _group_width(model: ModelSpec, group: LayerGroup) -> int:
+def group_width(model: ModelSpec, group: LayerGroup) -> int:
     """Return the widths of one layer's projections, both ends of the mixing together."""
     if isinstance(group, AttentionLayers):
         return (group.heads + group.kv_heads) * (group.key_dim + group.value_dim)
@@ -233,7 +234,7 @@ def _group_width(model: ModelSpec, group: LayerGroup) -> int:
 def _eager_group_width(model: ModelSpec, group: LayerGroup) -> int:
     if isinstance(group, AttentionLayers):
         return 2 * group.heads * (group.key_dim + group.value_dim) + group.heads * group.value_dim
-    return _group_width(model, group)
+    return group_width(model, group)
 
 
 @dataclass(frozen=True)
@@ -272,7 +273,7 @@ def operand_width(model: ModelSpec, tensor_parallel_size: Quantity) -> Quantity:
 
 def inference_elements(model: ModelSpec, tensor_parallel_size: float) -> float:
     """Return the elements per token that are alive at once while one layer runs forward."""
-    widest = max(_group_width(model, group) for group in model.layers_by_attention)
+    widest = max(group_width(model, group) for group in model.layers_by_attention)
     tensors = INFERENCE_FFN_TENSORS if model.gated_mlp else PLAIN_FFN_TENSORS
     wide = max(widest, tensors * widest_feed_forward(model))
     return INFERENCE_HIDDEN_TENSORS * model.hidden_size + wide / tensor_parallel_size

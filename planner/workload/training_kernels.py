@@ -88,6 +88,13 @@ class Kernels:
         return 1 if self.setting.strategy.activation_recomputation == "full" else 0
 
     @property
+    def _moved_again(self) -> int:
+        """Return how often what lies between the products runs again."""
+        how = self.setting.strategy.activation_recomputation
+        keeps_products = how == "selective" and self.setting.engine.counted_by_operator
+        return 1 if keeps_products else self.recomputed
+
+    @property
     def is_narrow(self) -> bool:
         """Return whether the products of the layers run in eight bits or fewer."""
         return compute_dtype_of(self.setting) not in WIDE
@@ -191,7 +198,7 @@ class Kernels:
     def elementwise(self) -> float:
         """Cost norms, activations, residuals, the loss, adapters and sorting for experts."""
         setting, layout = self.setting, self.setting.layout
-        passes = FULL_PASSES + self.recomputed
+        passes = FULL_PASSES + self._moved_again
         moved = elementwise_bytes(setting, self.tokens, layout.sequence_ranks)
         moved = moved + self._written_out_norms() + self._adapted()
         layers = (moved * self.layer_share + self._unpacked()) * passes

@@ -1,26 +1,11 @@
 """What training holds on each device: weights, gradients, optimiser states, activations, loss."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import cast
 
-from planner.cost.activations import (
-    LOSS_FP32_COPIES,
-    UNFUSED_LOSS_FP32_COPIES,
-    Kept,
-    attention_width,
-    eager_attention_width,
-    feed_forward_width,
-    hidden_tensors,
-    kept_activation_bytes,
-    kept_token_bytes,
-    loss_bytes,
-    score_bytes,
-    score_copies,
-)
 from planner.cost.columns import maximum, where
-from planner.cost.dtypes import WIDE, element_bytes
+from planner.cost.dtypes import element_bytes
 from planner.cost.equation import Ledger, Unrecorded
 from planner.cost.memory import MemoryUse, StageMemory, fullest_of
 from planner.cost.training_states import (
@@ -33,10 +18,9 @@ from planner.specs.workload import TrainWorkload
 from planner.workload.inference_memory import stage_weight_bytes, usable_bytes
 from planner.workload.setting import Setting
 from planner.workload.spare_blocks import given_back, training_overhead, without_spare
+from planner.workload.training_activations import StageActivations
 from planner.workload.training_methods import (
     ADAPTER_METHODS,
-    adapts_every_matrix,
-    filled_ratio,
     gradient_bytes_each,
     moment_bytes,
     optimizer_of,
@@ -54,7 +38,6 @@ from planner.workload.training_tiers import (
 
 GROUP = "memory"
 GATHERED_LAYERS = 2  # ZeRO-3 holds the layer at work and the next one unsharded
-BACKWARD_SCORES = 2.0  # scores and probabilities, and the gradients of both beside them
 
 
 def training_memory(setting: Setting, ledger: Ledger, workload: TrainWorkload) -> MemoryUse:
@@ -151,17 +134,18 @@ class _Stage:
         factor = setting.factor("memory")
         kept, layer, loss = self.activations()
         kept = activations_left(setting, self.ledger, kept, self.layers)
-        weights, optimizer = self.weights(), self.optimizer_states()
+        weights, gradients = self.weights(), self.gradients()
+        optimizer = self.optimizer_states()
         held = {
             "weights": weights * (1 - weights_share(setting.offload)),
             "adapters": self.adapters(),
-            "gradients": gradients_left(setting, self.ledger, self.gradients()),
+            "gradients": gradients_left(setting, self.ledger, gradients),
             "optimizer_states": 0.0 if setting.offload.optimizer != "none" else optimizer,
         }
         states = sum(held.values()) - self._extra()
         held["runtime_overhead"] = training_overhead(setting.engine, states) * factor
         copies = self.autocast_copies()
-        working = copies + self.gathered_weights(weights)
+        working = copies + self.gathered_weights(weights) + self._unexchanged(gradients)
         moments = [
             {"activations": (kept + loss) * factor, "buffers": working},
             {"activations": (kept + layer) * factor, "buffers": working},
@@ -228,17 +212,38 @@ class _Stage:
         layer = sharded * shards / maximum(1, self.layers)
         return layer * where(shards > 1, 2.0 - fetched, fetched)
 
-    def autocast_copies(self) -> float:
-        """Return the 16-bit copies of the weights that autocast makes for its products."""
-        narrower = self._kept_bytes() < self.setting.plain_element_bytes
-        if not narrower:
+    def _unexchanged(self, gradients: float) -> float:
+        """Return the gradients that gather beside the buckets of an exchange.
+
+        Copies of a whole model add up several micro-batches before they exchange: until the
+        buckets have their order, in the third step, the sum lies beside them.
+        """
+        layout = self.setting.layout
+        if not self.setting.engine.counted_by_operator:
             return 0.0
+        whole = (layout.data > 1) & (layout.devices == layout.data) & (layout.zero_stage == 0)
+        return where(whole & (layout.micro_batches > 1), gradients, 0.0)
+
+    def autocast_copies(self) -> float:
+        """Return the narrow copies that autocast makes of what learns, for its products.
+
+        What is computed again makes its copies again, a layer's at a time.
+        """
+        setting, narrow = self.setting, self._activations.kept_bytes
+        adapts = self.workload.method in ADAPTER_METHODS
+        own = element_bytes(setting.engine.adapter_dtype) if adapts else narrow
+        if narrow >= max(own, setting.plain_element_bytes):
+            return 0.0
+        again = setting.strategy.activation_recomputation in {"selective", "full"}
+        apart = 1.0
+        if again and setting.engine.counted_by_operator:
+            apart = maximum(1, self.layers)
         return self.ledger.term(
             sharded_state_bytes,
-            self.setting.line(GROUP, "Autocast copies of the weights", key="buffers"),
+            setting.line(GROUP, "Autocast copies of the weights", key="buffers"),
             parameters=self._trained,
-            bytes_per_element=self._kept_bytes(),
-            shards=where(self._shards(3) > 1, maximum(1, self.layers) / GATHERED_LAYERS, 1.0),
+            bytes_per_element=narrow,
+            shards=where(self._shards(3) > 1, maximum(1, self.layers) / GATHERED_LAYERS, apart),
         )
 
     @cached_property
@@ -279,122 +284,9 @@ class _Stage:
         )
 
     def activations(self) -> tuple[float, float, float]:
-        """Return what is kept for the backward pass, one layer's working set, and the loss.
+        """Return what is kept for the backward pass, one layer's working set, and the loss."""
+        return self._activations.found()
 
-        The working set is what recomputation rebuilds of one layer at a time.
-        """
-        setting, strategy = self.setting, self.setting.strategy
-        layout = setting.layout
-        rows = layout.micro_batch * filled_ratio(self.setting, self.workload)
-        tokens = rows * self.workload.sequence_length / layout.context
-        in_flight = pipeline_in_flight(
-            strategy.pipeline_schedule or "1f1b",
-            self.index,
-            layout.pipeline,
-            layout.micro_batches,
-            layout.chunks,
-        )
-        each, scores, loss = self._token_bytes(), self._scores(tokens), self._loss(tokens)
-        if strategy.activation_recomputation == "full":
-            checkpoint = setting.model.hidden_size * self._hidden_bytes() / layout.sequence_ranks
-            kept_scores = 0.0 if setting.engine.recomputes_in_slack else BACKWARD_SCORES * scores
-            working = tokens * each + kept_scores
-            return self._kept(tokens, checkpoint, in_flight), working, loss
-        kept = self._kept(tokens, each, in_flight)
-        if strategy.activation_recomputation == "selective":
-            return kept, BACKWARD_SCORES * scores, loss
-        return kept + scores * self.layers * in_flight, scores, loss
-
-    @property
-    def _kept_ratio(self) -> float:
-        """Return what measurements of the engine multiply the activations with."""
-        engine = self.setting.engine
-        quantised = self.setting.weight_dtype not in WIDE
-        return engine.activation_ratio * (engine.quantised_activation_ratio if quantised else 1.0)
-
-    def _token_bytes(self) -> float:
-        """Return the bytes that one layer keeps per token."""
-        setting, model = self.setting, self.setting.model
-        eager = setting.engine.ops_per_layer > 0
-        attention = eager_attention_width(model) if eager else attention_width(model)
-        kept = self._keeping
-        return self.ledger.term(
-            kept_token_bytes,
-            replace(setting.line(GROUP, "Kept per token and layer"), factor=self._kept_ratio),
-            hidden_width=hidden_tensors(model, kept) * model.hidden_size,
-            sequence_ranks=setting.layout.sequence_ranks,
-            hidden_bytes_per_element=self._hidden_bytes(),
-            inner_width=attention + feed_forward_width(model, kept),
-            tensor_parallel_size=setting.layout.tensor,
-            inner_bytes_per_element=self._kept_bytes(),
-        )
-
-    @property
-    def _keeping(self) -> Kept:
-        """Return which tensors the layers keep beside the operands of attention.
-
-        A frozen 16-bit matrix needs no input for its backward pass; a quantised one keeps it.
-        """
-        setting, workload = self.setting, self.workload
-        adapters = workload.method in ADAPTER_METHODS
-        frozen = adapters and not adapts_every_matrix(setting, workload)
-        keeps = not frozen or (setting.weight_dtype not in WIDE and not self._in_fp32)
-        return Kept(wide_norms=not (setting.strategy.fused_norms or self._in_fp32), inputs=keeps)
-
-    @property
-    def _in_fp32(self) -> bool:
-        """Return whether an fp32 embedding beside packed weights makes all that follows fp32."""
-        packed = self.setting.weight_dtype not in WIDE
-        return packed and self.setting.engine.fp32_embeddings_beside_packed
-
-    def _hidden_bytes(self) -> float:
-        """Return the bytes of a residual element: autocast leaves it as wide as the weights."""
-        return max(self._kept_bytes(), self.setting.plain_element_bytes)
-
-    def _kept_bytes(self) -> float:
-        dtype = self.setting.strategy.compute_dtype or "bf16"
-        dtype = "fp32" if self._in_fp32 else dtype
-        return element_bytes(dtype if dtype in WIDE else "bf16")
-
-    def _kept(self, tokens: float, token_bytes: float, in_flight: float) -> float:
-        return self.ledger.term(
-            kept_activation_bytes,
-            self.setting.line(GROUP, "Activations", key="activations"),
-            num_tokens=tokens,
-            num_layers=self.layers,
-            token_bytes=token_bytes,
-            in_flight=in_flight,
-        )
-
-    def _scores(self, tokens: float) -> float:
-        """Return the scores of one layer; flash attention keeps none."""
-        if self.setting.strategy.attention != "eager":
-            return 0.0
-        line = self.setting.line(GROUP, "Eager attention scores per layer", key="scores")
-        return self.ledger.term(
-            score_bytes,
-            replace(line, factor=self.setting.engine.score_ratio),
-            num_heads=self.setting.model.num_attention_heads,
-            tensor_parallel_size=self.setting.layout.tensor,
-            num_tokens=tokens,
-            sequence_length=self.workload.sequence_length,
-            bytes_per_element=self._kept_bytes(),
-            copies=score_copies(self.setting.strategy.compute_dtype),
-        )
-
-    def _loss(self, tokens: float) -> float:
-        if self.index != self.setting.layout.pipeline - 1:
-            return 0.0
-        engine = self.setting.engine
-        quantised = self.setting.weight_dtype not in WIDE
-        loss_ratio = engine.loss_ratio * (engine.quantised_loss_ratio if quantised else 1.0)
-        line = self.setting.line(GROUP, "Logits in the loss", key="activations")
-        return self.ledger.term(
-            loss_bytes,
-            replace(line, factor=loss_ratio),
-            num_tokens=tokens,
-            vocab_size=self.setting.model.output_width,
-            tensor_parallel_size=1 if engine.gathered_logits else self.setting.layout.tensor,
-            bytes_per_element=self._kept_bytes(),
-            fp32_copies=UNFUSED_LOSS_FP32_COPIES if engine.gathered_logits else LOSS_FP32_COPIES,
-        )
+    @cached_property
+    def _activations(self) -> StageActivations:
+        return StageActivations(self.setting, self.ledger, self.workload, self.index)

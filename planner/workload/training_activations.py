@@ -1,0 +1,258 @@
+"""What a stage of a training keeps of its micro-batches, what its layer at work adds, the loss."""
+
+from dataclasses import replace
+from functools import cached_property
+from typing import cast
+
+from planner.cost.activations import (
+    LOSS_FP32_COPIES,
+    UNFUSED_LOSS_FP32_COPIES,
+    Kept,
+    attention_width,
+    eager_attention_width,
+    feed_forward_width,
+    hidden_tensors,
+    kept_activation_bytes,
+    kept_token_bytes,
+    loss_bytes,
+    score_bytes,
+    score_copies,
+)
+from planner.cost.dtypes import WIDE, element_bytes
+from planner.cost.equation import Ledger
+from planner.cost.operator_activations import (
+    SCORE_GRADIENT_BYTES,
+    Operators,
+    feed_forward_kept,
+    gradient_width,
+    kept_residuals,
+    kept_width,
+    layer_at_work_bytes,
+    product_residuals,
+    product_width,
+    score_element_bytes,
+)
+from planner.cost.training_states import pipeline_in_flight
+from planner.specs.workload import TrainWorkload
+from planner.workload.setting import Setting
+from planner.workload.training_methods import (
+    ADAPTER_METHODS,
+    DEFAULT_LORA_RANK,
+    adapts_every_matrix,
+    filled_ratio,
+)
+
+GROUP = "memory"
+BACKWARD_SCORES = 2.0  # scores and probabilities, and the gradients of both beside them
+# Methods whose operators were not counted: they learn from packed matrices by rules of their own.
+UNCOUNTED_METHODS = frozenset({"alphatuning", "qft"})
+
+
+class StageActivations:
+    """The activations of one pipeline stage of a training run."""
+
+    def __init__(
+        self, setting: Setting, ledger: Ledger, workload: TrainWorkload, index: int
+    ) -> None:
+        self.setting, self.ledger, self.workload, self.index = setting, ledger, workload, index
+        self.layers = cast("float", setting.shares[index].layers)
+        layout = setting.layout
+        rows = layout.micro_batch * filled_ratio(setting, workload)
+        self.tokens = rows * workload.sequence_length / layout.context
+
+    def found(self) -> tuple[float, float, float]:
+        """Return what is kept for the backward pass, one layer's working set, and the loss.
+
+        The working set is what recomputation rebuilds of one layer at a time.
+        """
+        each, scores, loss = self._token_bytes(), self._scores(), self._loss()
+        if self._is_counted:
+            return (*self._counted(each, scores), loss)
+        how = self.setting.strategy.activation_recomputation
+        if how == "full":
+            kept_scores = 0.0 if self.setting.engine.recomputes_in_slack else scores
+            working = self.tokens * each + BACKWARD_SCORES * kept_scores
+            return self._kept(self._checkpoint), working, loss
+        kept = self._kept(each)
+        if how == "selective":
+            return kept, BACKWARD_SCORES * scores, loss
+        return kept + scores * self.layers * self._in_flight, scores, loss
+
+    @property
+    def in_fp32(self) -> bool:
+        """Return whether an fp32 embedding beside packed weights makes all that follows fp32."""
+        packed = self.setting.weight_dtype not in WIDE
+        return packed and self.setting.engine.fp32_embeddings_beside_packed
+
+    @property
+    def kept_bytes(self) -> float:
+        """Return the bytes of an element that products read and write."""
+        dtype = self.setting.strategy.compute_dtype or "bf16"
+        dtype = "fp32" if self.in_fp32 else dtype
+        return element_bytes(dtype if dtype in WIDE else "bf16")
+
+    def _counted(self, each: float, scores: float) -> tuple[float, float]:
+        """Return what is kept and the working set of layers that were counted by operator."""
+        how = self.setting.strategy.activation_recomputation
+        left = {"full": self._checkpoint, "selective": 0.0}.get(how or "none", each)
+        if how == "selective":
+            left = self._per_token(
+                "Kept of products alone", product_residuals(self._operators),
+                product_width(self.setting.model, self._operators),
+            )  # fmt: skip
+        kept = self._kept(left)
+        if how not in {"full", "selective"}:
+            kept = kept + scores * self.layers * self._in_flight
+            return kept, self._at_work(0.0, 0.0, scores)
+        return kept, self._at_work(each - left, scores, scores)
+
+    def _at_work(self, again: float, rebuilt: float, scores: float) -> float:
+        model, tensor = self.setting.model, self.setting.layout.tensor
+        inner = gradient_width(model) * self.kept_bytes / tensor
+        score = score_element_bytes(self.kept_bytes)
+        return self.ledger.term(
+            layer_at_work_bytes,
+            self.setting.line(GROUP, "Layer that goes backward", key="layer_at_work"),
+            num_tokens=self.tokens,
+            rebuilt_bytes=again,
+            scores=rebuilt,
+            gradient_bytes=inner + self._checkpoint,
+            score_gradients=scores * SCORE_GRADIENT_BYTES / score,
+            feed_forward_bytes=feed_forward_kept(model, self._operators)
+            * self.kept_bytes
+            / tensor,
+        )
+
+    @property
+    def _is_counted(self) -> bool:
+        counted = self.setting.engine.counted_by_operator
+        return counted and self.workload.method not in UNCOUNTED_METHODS
+
+    @cached_property
+    def _operators(self) -> Operators:
+        setting, workload = self.setting, self.workload
+        adapts = workload.method in ADAPTER_METHODS
+        every = adapts_every_matrix(setting, workload)
+        return Operators(
+            residual_bytes=self._hidden_bytes,
+            product_bytes=self.kept_bytes,
+            adapted=("all" if every else "query_value") if adapts else None,
+            rank=workload.lora_rank or DEFAULT_LORA_RANK,
+            writes_scores=setting.strategy.attention == "eager",
+        )
+
+    @property
+    def _checkpoint(self) -> float:
+        """Return the bytes per token of a layer's input."""
+        hidden = self.setting.model.hidden_size * self._hidden_bytes
+        return hidden / self.setting.layout.sequence_ranks
+
+    @cached_property
+    def _in_flight(self) -> float:
+        layout = self.setting.layout
+        return pipeline_in_flight(
+            self.setting.strategy.pipeline_schedule or "1f1b",
+            self.index,
+            layout.pipeline,
+            layout.micro_batches,
+            layout.chunks,
+        )
+
+    @property
+    def _kept_ratio(self) -> float:
+        """Return what measurements of the engine multiply the activations with."""
+        engine = self.setting.engine
+        quantised = self.setting.weight_dtype not in WIDE
+        return engine.activation_ratio * (engine.quantised_activation_ratio if quantised else 1.0)
+
+    def _token_bytes(self) -> float:
+        """Return the bytes that one layer keeps per token."""
+        model, name = self.setting.model, "Kept per token and layer"
+        if self._is_counted:
+            operators = self._operators
+            return self._per_token(
+                name, kept_residuals(model, operators), kept_width(model, operators)
+            )
+        eager = self.setting.engine.ops_per_layer > 0
+        attention = eager_attention_width(model) if eager else attention_width(model)
+        kept = self._keeping
+        inner = attention + feed_forward_width(model, kept)
+        return self._per_token(name, hidden_tensors(model, kept), inner)
+
+    def _per_token(self, name: str, residuals: float, inner_width: float) -> float:
+        setting = self.setting
+        return self.ledger.term(
+            kept_token_bytes,
+            replace(setting.line(GROUP, name), factor=self._kept_ratio),
+            hidden_width=residuals * setting.model.hidden_size,
+            sequence_ranks=setting.layout.sequence_ranks,
+            hidden_bytes_per_element=self._hidden_bytes,
+            inner_width=inner_width,
+            tensor_parallel_size=setting.layout.tensor,
+            inner_bytes_per_element=self.kept_bytes,
+        )
+
+    @property
+    def _keeping(self) -> Kept:
+        """Return which tensors the layers keep beside the operands of attention.
+
+        A frozen 16-bit matrix needs no input for its backward pass; a quantised one keeps it.
+        """
+        setting, workload = self.setting, self.workload
+        adapters = workload.method in ADAPTER_METHODS
+        frozen = adapters and not adapts_every_matrix(setting, workload)
+        keeps = not frozen or (setting.weight_dtype not in WIDE and not self.in_fp32)
+        return Kept(wide_norms=not (setting.strategy.fused_norms or self.in_fp32), inputs=keeps)
+
+    @property
+    def _hidden_bytes(self) -> float:
+        """Return the bytes of a residual element: autocast leaves it as wide as the weights."""
+        return max(self.kept_bytes, self.setting.plain_element_bytes)
+
+    def _kept(self, token_bytes: float) -> float:
+        return self.ledger.term(
+            kept_activation_bytes,
+            self.setting.line(GROUP, "Activations", key="activations"),
+            num_tokens=self.tokens,
+            num_layers=self.layers,
+            token_bytes=token_bytes,
+            in_flight=self._in_flight,
+        )
+
+    def _scores(self) -> float:
+        """Return the scores of one layer; flash attention keeps none."""
+        setting = self.setting
+        if setting.strategy.attention != "eager":
+            return 0.0
+        each: float = self.kept_bytes
+        copies: float = score_copies(setting.strategy.compute_dtype)
+        if self._is_counted:
+            copies = score_element_bytes(each) / each
+        line = setting.line(GROUP, "Eager attention scores per layer", key="scores")
+        return self.ledger.term(
+            score_bytes,
+            replace(line, factor=setting.engine.score_ratio),
+            num_heads=setting.model.num_attention_heads,
+            tensor_parallel_size=setting.layout.tensor,
+            num_tokens=self.tokens,
+            sequence_length=self.workload.sequence_length,
+            bytes_per_element=each,
+            copies=copies,
+        )
+
+    def _loss(self) -> float:
+        if self.index != self.setting.layout.pipeline - 1:
+            return 0.0
+        engine = self.setting.engine
+        quantised = self.setting.weight_dtype not in WIDE
+        loss_ratio = engine.loss_ratio * (engine.quantised_loss_ratio if quantised else 1.0)
+        line = self.setting.line(GROUP, "Logits in the loss", key="activations")
+        return self.ledger.term(
+            loss_bytes,
+            replace(line, factor=loss_ratio),
+            num_tokens=self.tokens,
+            vocab_size=self.setting.model.output_width,
+            tensor_parallel_size=1 if engine.gathered_logits else self.setting.layout.tensor,
+            bytes_per_element=self.kept_bytes,
+            fp32_copies=UNFUSED_LOSS_FP32_COPIES if engine.gathered_logits else LOSS_FP32_COPIES,
+        )
