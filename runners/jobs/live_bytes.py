@@ -93,7 +93,8 @@ def activations_counted(
     model: torch.nn.Module, *, follows_resizing: bool = False
 ) -> Iterator[LiveBytes]:
     """Count what a forward and backward pass hold beside weights and their gradients."""
-    held = itertools.chain(model.parameters(), model.buffers())
+    gradients = (each.grad for each in model.parameters() if each.grad is not None)
+    held = itertools.chain(model.parameters(), model.buffers(), gradients)
 
     def arrived(parameter: torch.Tensor) -> None:
         if parameter.grad is not None:

@@ -28,10 +28,14 @@ from runners.jobs.train.trainer import Trainer
 from runners.memory_cases import CASES, CONFIG, Case, Held
 
 CPU = torch.device("cpu")
+STEPS_BEFORE = 2
 
 
 def held_by_ranks(cases: Sequence[Case] = CASES) -> Iterator[Held]:
-    """Yield what the fullest rank of each case holds in its second step."""
+    """Yield what the fullest rank of each case holds in its third step.
+
+    By then all states are there, and the buckets of gradients are in the order that stays.
+    """
     load_what_training_loads(CONFIG)
     for case in cases:
         found = on_ranks(case.ranks, partial(_held, case))
@@ -48,7 +52,8 @@ def _held(case: Case, ranks: Ranks) -> dict[str, float]:
         trainer.layout.begin()
         own = 0 if ranks.is_alone or case.is_whole else None
         weights = model_bytes(trainer.model) if own == 0 else trainer.layout.weight_bytes()
-        trainer.make_step()
+        for _ in range(STEPS_BEFORE):
+            trainer.make_step()
         seen = _Watched(trainer)
         trainer.make_step()
         peak = meter.read()

@@ -115,12 +115,20 @@ class Ranks:
             dist.recv(tensor, src=sender)
 
     def join(self, model: PreTrainedModel) -> PreTrainedModel | DistributedDataParallel:
-        """Return what to run forward: the model, with gradients averaged over the ranks."""
+        """Return what to run forward: the model, with gradients averaged over the ranks.
+
+        Gradients lie in the buckets in which they are exchanged, and have no copy beside them.
+        """
         if self.is_alone:
             return model
         devices = [self.local_rank] if torch.cuda.is_available() else None
         with lost_rank_named(self):
-            return DistributedDataParallel(model, device_ids=devices, broadcast_buffers=False)
+            return DistributedDataParallel(
+                model,
+                device_ids=devices,
+                broadcast_buffers=False,
+                gradient_as_bucket_view=True,
+            )
 
     def settle(self, parallel: DataParallel) -> None:
         """End the start: from now on a rank counts as lost as soon as the job says."""

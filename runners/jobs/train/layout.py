@@ -22,6 +22,7 @@ from runners.jobs.train.checkpoint import (
 from runners.jobspec import ComputeDtype
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+STEPS_TO_ORDER_BUCKETS = 2  # DDP makes new ones as its second step begins
 
 
 def summed_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -42,6 +43,11 @@ class Layout(Protocol):
     """What a trainer asks of the way in which its ranks share the work."""
 
     trained: torch.nn.Module
+    loss_scale: float  # what gradients are multiplied with until the trainer divides them
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Tell whether gradients are in buffers that stay: then they are zeroed, not let go."""
 
     def begin(self) -> None:
         """Meet the other ranks."""
@@ -100,8 +106,15 @@ class Replicas:
         self._dtype = AUTOCAST.get(compute_dtype)
         self._device = device
         self._ranks = ranks
-        self.loss_scale = 1.0  # what gradients are multiplied with until the trainer divides them
+        self.loss_scale = 1.0
         self._replica: PreTrainedModel | DistributedDataParallel = model
+        self._num_steps = 0
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Tell whether gradients are in the buckets of an exchange, whose order is settled."""
+        is_joined = isinstance(self._replica, DistributedDataParallel)
+        return is_joined and self._num_steps >= STEPS_TO_ORDER_BUCKETS
 
     def begin(self) -> None:
         """Meet the other ranks, whose gradients are averaged from now on.
@@ -121,6 +134,7 @@ class Replicas:
         Raises:
             RankLostError: another rank was silent for too long.
         """
+        self._num_steps += 1
         own_labels = sum(batch.num_labels for batch in batches)
         (labels,) = self._ranks.total([float(own_labels)])
         *others, last = batches

@@ -5,9 +5,12 @@ The scale grows while gradients stay finite and is halved when they do not; that
 Source: Micikevicius et al. 2017, arXiv:1710.03740, section 3.2.
 """
 
+import math
 from collections.abc import Iterable
 
 import torch
+
+from runners.jobs.ranks import ALONE, Ranks
 
 FIRST_SCALE = 2.0**16
 GROWTH_STEPS = 200  # without an overflow, until the scale is doubled
@@ -23,11 +26,15 @@ class LossScale:
         self.num_overflows = 0
         self.good_steps = 0  # in a row, since the scale changed
 
-    def unscale(self, parameters: Iterable[torch.nn.Parameter]) -> bool:
-        """Take the scale off the gradients; return whether they are all finite."""
+    def unscale(self, parameters: Iterable[torch.nn.Parameter], ranks: Ranks = ALONE) -> bool:
+        """Take the scale off the gradients; return whether those of all ranks are finite.
+
+        Raises:
+            RankLostError: not every rank said so in time.
+        """
         gradients = [each.grad for each in parameters if each.grad is not None]
-        largest = max((float(each.abs().max()) for each in gradients), default=0.0)
-        is_finite = largest < float("inf")  # a comparison with nan is false
+        overflows = not all(math.isfinite(float(each.abs().max())) for each in gradients)
+        is_finite = not any(ranks.total([float(overflows)]))
         for each in gradients:
             each.div_(self.value)
         self._adapt(is_finite=is_finite)

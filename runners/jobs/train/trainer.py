@@ -22,7 +22,7 @@ from runners.jobs.train.fused_updates import FusedUpdate
 from runners.jobs.train.guard import SpikeGuard
 from runners.jobs.train.integers import hold_as_integers
 from runners.jobs.train.labelled import JudgedLabels
-from runners.jobs.train.layout import Replicas, StepLoss
+from runners.jobs.train.layout import StepLoss
 from runners.jobs.train.layouts.choice import chosen_layout
 from runners.jobs.train.loss_scale import LossScale
 from runners.jobs.train.optimizers import build_optimizer
@@ -82,8 +82,7 @@ class Trainer:
             spec.learning_rate,
             skips=spec.on_spike == "skip",
         )
-        is_scaled = spec.compute_dtype == "fp16" and isinstance(self.layout, Replicas)
-        self._scale = LossScale() if is_scaled else None
+        self.scale = LossScale() if spec.compute_dtype == "fp16" else None
         self._next_metric_at = 0.0
         self._next_line_at = 0.0
         self._next_validation = 1.0 / VALIDATIONS_PER_RUN
@@ -95,8 +94,8 @@ class Trainer:
         if state is not None:
             self.state = state
             self.resumed_at_step = state.step
-            if self._scale is not None and state.loss_scale:
-                self._scale.value, self._scale.good_steps = state.loss_scale, state.scaled_steps
+            if self.scale is not None and state.loss_scale:
+                self.scale.value, self.scale.good_steps = state.loss_scale, state.scaled_steps
             done = math.floor(self.pace.fraction(state) * VALIDATIONS_PER_RUN)
             self._next_validation = (done + 1) / VALIDATIONS_PER_RUN
 
@@ -140,8 +139,8 @@ class Trainer:
     def checkpoint(self) -> None:
         """Save model, optimizer and progress, which the lead does for all."""
         self.layout.synchronise()
-        if self._scale is not None:
-            scale = self._scale
+        if self.scale is not None:
+            scale = self.scale
             self.state.loss_scale, self.state.scaled_steps = scale.value, scale.good_steps
         self.layout.save(self.job.checkpoint_dir, self.optimizer, self.state)
         self._last_checkpoint_at = time.monotonic()
@@ -161,7 +160,7 @@ class Trainer:
             self.optimizer.step()
         if not self.step_seconds:
             self.tell_held(optimizer_states=optimizer_bytes(self.optimizer))
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=not self.layout.keeps_gradients)
         self.layout.updated()
         loss = mine.loss if self.ranks.is_lead else mine.own_loss
         skipped = {} if norm is not None else {"loss_scale_overflow": 1.0}
@@ -172,16 +171,18 @@ class Trainer:
         """Clip the gradients; return the norm that they had, None where scaled ones overflowed."""
         if isinstance(self.optimizer, FusedUpdate):
             return self.optimizer.norm()
-        if self._scale is not None and not self._scale.unscale(self.model.parameters()):
-            return None
+        if self.scale is not None:
+            trained = self.layout.trained.parameters()
+            if not self.scale.unscale(trained, self.ranks):
+                return None
         return self.layout.clip(MAX_GRAD_NORM)
 
     def _gradients(self, batches: list[Batch]) -> StepLoss:
         """Leave the step's gradients in the model; in the first step, count what that takes."""
         is_counted = not self.step_seconds and self.ranks.is_alone
         counting = activations_counted(self.model) if is_counted else contextlib.nullcontext()
-        if self._scale is not None and isinstance(self.layout, Replicas):
-            self.layout.loss_scale = self._scale.value
+        if self.scale is not None:
+            self.layout.loss_scale = self.scale.value
         with counting as live, self._swap.step():
             mine = self.layout.gradients(batches)
         if not self.step_seconds:  # told in this order: the next allocation may be one too many

@@ -6,11 +6,8 @@ from runners.memory_cases import CASES, Held
 from webapp.core.benches import memory
 from webapp.core.benches.memory import Row, planned, rows_of, sharding_ratios, stored
 
-STATES = ("weights", "adapters", "gradients", "optimizer_states")
 FOUND = stored()[1]
-TERMS = [
-    (name, term) for name in FOUND for term in STATES if (name, term) != ("LOMO", "gradients")
-]
+TERMS = [(name, term) for name in FOUND for term in Held.TERMS]
 
 
 def total(name):

@@ -165,7 +165,7 @@ PAGE = """\
 # Memory of a training, planned and held
 
 `manage.py bench memory` trains a small Llama (256 wide, 8 layers, {rows} sequences of {length}
-tokens a rank) on real ranks and counts in the second step the bytes of every tensor that is alive,
+tokens a rank) on real ranks and counts in the third step the bytes of every tensor that is alive,
 by the planner's terms. Full trainings are in fp32, adapters stand beside bf16 or 4-bit weights.
 The fullest rank is shown, in MB (10^6 bytes). {within} of {count} terms are within 10 %. Counted
 on {taken}.
@@ -174,14 +174,18 @@ on {taken}.
 |---|---|---|---|---|
 {terms}
 
-What is outside 10 %, and why:
+The planner counts what our own trainer keeps, operator by operator, where other engines have
+formulas of their own:
 
-- **Activations of copies (DDP)**: DistributedDataParallel's buckets, as large as the gradients,
-  are counted with the activations here (119.2 MB without them); the planner does not count them.
-- **Selective recomputation**: ours keeps what matrix products gave and nothing else; the planner
-  counts Megatron's way, which keeps everything but the scores.
-- **Activations beside adapters**: too few. Our reading: an adapter in fp32 keeps a wide copy of
-  its input beside the 16-bit one.
+- **Copies (DDP)**: gradients lie in the buckets in which they are exchanged. A step of several
+  micro-batches a rank adds them up beside the buckets first, until these have their order (the
+  third step); the planner counts that as buffers.
+- **Selective recomputation**: ours keeps a layer's input and what its matrix products gave, and
+  computes norms, gates and scores again; Megatron's keeps everything but the scores.
+- **Adapters**: an adapter beside each matrix keeps a copy of that matrix's input of its own, while
+  the frozen matrix and the frozen norm keep none.
+- **A layer at work**: what is rebuilt of it, and the gradients on their way through its
+  feed-forward block or, in long texts, through its scores.
 
 ## The process beside its tensors
 

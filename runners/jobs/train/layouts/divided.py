@@ -50,6 +50,8 @@ from runners.layout_options import SHARDED_GRADIENTS, SHARDED_WEIGHTS, LayoutOpt
 class Divided:
     """One rank's part: its stages' weights, its share of the states, its piece of the data."""
 
+    keeps_gradients = False  # let go as soon as the update is made
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -78,6 +80,7 @@ class Divided:
         self._registry = Registry(ranks, self._states.held)
         self.trained: nn.Module = Trained(self._states.held)
         self._pipeline = self._made_pipeline()
+        self.loss_scale = 1.0
         self._step_began = 0.0
         self._is_exchange_seen = (
             options.zero_stage < SHARDED_WEIGHTS and self._axes.copies is not None
@@ -111,7 +114,7 @@ class Divided:
         own_labels = sum(batch.num_labels for batch in batches)
         repeated = self._ranks.size // self._options.data_parallel_size
         (labels,) = self._ranks.total([own_labels / repeated])
-        scale = self._states.loss_scale / labels
+        scale = self.loss_scale * self._states.loss_scale / labels
         placed = [self._placed(batch.to(self._device)) for batch in batches]
         with lost_rank_named(self._ranks):
             found = self._computed(placed, scale)

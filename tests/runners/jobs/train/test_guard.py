@@ -96,6 +96,7 @@ def test_an_overflow_halves_the_scale_and_long_peace_doubles_it():
     assert not scale.unscale([scaled(math.nan)])
     assert all(scale.unscale([scaled(1.0)]) for _ in range(GROWTH_STEPS))
     assert (scale.value, scale.num_overflows) == (FIRST_SCALE / 2, 2)
+    assert not scale.unscale([scaled(1.0), scaled(math.nan)])  # wherever it stands
 
 
 def test_a_training_in_fp16_learns_and_ends_with_unscaled_gradients(make_job):
@@ -113,16 +114,16 @@ def test_a_training_in_fp16_learns_and_ends_with_unscaled_gradients(make_job):
 def test_a_resumed_training_in_fp16_goes_on_with_its_scale(make_job):
     spec = tiny_training(max_steps=8, compute_dtype="fp16")
     first, resumed = (tiny_trainer(make_job(spec)) for _ in range(2))
-    first._scale.value = 2.0**30  # overflows, so that the first steps halve it
+    first.scale.value = 2.0**30  # overflows, so that the first steps halve it
     first.pace = Pace(4, None)
     first.run()
     first.checkpoint()
 
     resumed.resume()
 
-    assert first._scale.num_overflows > 0
-    assert (resumed._scale.value, resumed._scale.good_steps) == (
-        first._scale.value,
-        first._scale.good_steps,
+    assert first.scale.num_overflows > 0
+    assert (resumed.scale.value, resumed.scale.good_steps) == (
+        first.scale.value,
+        first.scale.good_steps,
     )
-    assert resumed._scale.value not in {FIRST_SCALE, 2.0**30}
+    assert resumed.scale.value not in {FIRST_SCALE, 2.0**30}
