@@ -30,7 +30,9 @@ class TrainSpec(TrainingMemory):
     ``length_schedule`` trains shares of the steps at shorter lengths first, in more rows.
     ``attention``: fused or as separate products; ``compiled``: layers run as compiled kernels.
     ``layout``: how the ranks share the work; without one each holds a whole copy. A pipeline that
-    may shrink divides its layers anew among the ranks that are left. With the objective
+    may shrink divides its layers anew among the ranks that are left. The newest
+    ``keep_checkpoints`` stay while it trains; ``early_stop_validations`` in a row without a
+    better loss end it, if given. With the objective
     ``classification`` an encoder learns the label of each text, which the data must have, one
     text a row; the host's own are passages of code by the package that they are of.
     """
@@ -54,6 +56,8 @@ class TrainSpec(TrainingMemory):
     samples: SampleOptions = SampleOptions()  # of files: the host's own text comes in windows
     seed: int = 17
     checkpoint_every_seconds: PositiveFloat = 30.0
+    keep_checkpoints: int = Field(default=1, ge=1, le=100)
+    early_stop_validations: PositiveInt | None = None
     parallel: DataParallel = DataParallel()
     layout: LayoutOptions | None = None
 

@@ -114,7 +114,8 @@ def _values(side: Side, charts: list[Drawn]) -> dict[str, float]:
     stored = Measurement.objects.filter(attempt=job.current_attempt_id)
     final = dict(stored.values_list("metric", "measured"))
     paid = {name: cost.usd for name, cost in costs_of(job).items()}
-    return {**latest_values(job, charts), **(job.result.get("measured") or {}), **final, **paid}
+    found = {**latest_values(job, charts), **(job.result.get("measured") or {}), **final, **paid}
+    return found | figures.utilisation_of(figures.predictions(job), found)
 
 
 def _cells(

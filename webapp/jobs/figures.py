@@ -32,6 +32,7 @@ FIGURES: dict[str, tuple[str, str]] = {  # metric -> label, base unit
     "prefill_tokens_per_second": ("Prefill speed", "tokens_per_second"),
     "decode_tokens_per_second": ("Decode speed", "tokens_per_second"),
     "step_seconds": ("Step time", "seconds"),
+    "mfu": ("Model FLOP utilisation", "share"),
     "prefill_seconds": ("Prefill time", "seconds"),
     "decode_step_seconds": ("Time per decoded token", "seconds"),
     "ttft_seconds": ("Time to first token", "seconds"),
@@ -76,6 +77,7 @@ FIGURES: dict[str, tuple[str, str]] = {  # metric -> label, base unit
     "final_loss": ("Final loss", "nats per token"),
     **ENERGY,
 }
+MFU_NOTE = "the plan's FLOP a token times the measured speed, over the devices' peak"
 UNPREDICTED = {
     "acceptance_ratio", "perplexity", "final_loss", "disk_bytes",
     "layer_loads", "weight_bytes_brought", "kv_bytes_brought",
@@ -236,7 +238,9 @@ def compared(
     costs = costs_of(job)
     paid = {name: cost.usd for name, cost in costs.items()}
     measured = {**latest, **job.result.get("measured", {}), **final, **paid}
-    notes = job.result.get("notes", {}) | {name: cost.how for name, cost in costs.items()}
+    measured |= utilisation_of(said, measured)
+    notes = {"mfu": MFU_NOTE} | job.result.get("notes", {})
+    notes |= {name: cost.how for name, cost in costs.items()}
     devices = device_labels(measured)
     rows = []
     for metric in (*FIGURES, *devices):
@@ -246,6 +250,18 @@ def compared(
         if found is not None:
             rows.append(_compare(metric, found, said.get(metric), measured.get(metric), notes))
     return rows
+
+
+def utilisation_of(
+    said: Mapping[str, Prediction], measured: Mapping[str, float]
+) -> dict[str, float]:
+    """Return the share of the devices' peak that a training's measured speed is."""
+    known = [said.get("mfu"), said.get("tokens_per_second")]
+    speed = measured.get("tokens_per_second")
+    if not speed or not all(each and each.value for each in known):
+        return {}
+    mfu, planned = (each.value for each in known if each)
+    return {"mfu": mfu * speed / planned}
 
 
 def _compare(

@@ -54,9 +54,11 @@ TRAIN_METRICS = {
     "tokens_per_second": "tokens_per_second",
     "step_seconds": "step_seconds",
     "peak_memory_bytes": "peak_memory_bytes",
+    "mfu": "mfu",
     **ENERGY_METRICS,
 }
 UNITS = {"_bytes": "bytes", "_per_second": "tokens_per_second", "_seconds": "seconds"}
+UNITS |= {"mfu": "share"}
 UNITS |= {"_joules_per_token": "joules_per_token", "_usd_per_million_tokens": "usd"}
 
 

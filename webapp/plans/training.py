@@ -25,6 +25,7 @@ OPTIMIZER_METHODS = (
     "qft",
 )  # the planner has these as methods, the trainer as more
 STATE_PLACES = {"none": "none", "cpu": "cpu", "nvme": "disk"}  # the planner's words, the trainer's
+EARLY_STOPS = {"2": 2, "3": 3}  # the wizard's words -> validations without gain
 GROWTH_DIVISORS = (8, 4, 2, 1)  # as from 128 to 1024 tokens in the paper, in quarters
 ALPHA_PER_RANK = 2  # the scale of an adapter, as most recipes have it
 
@@ -159,6 +160,7 @@ def _train_fields(values: dict[str, Any], best: PlannedStrategy) -> dict[str, An
         "length_schedule": stages_of(values),
         "quantized": _integers(values),
         "on_spike": values.get("on_spike") or "stop",
+        "early_stop_validations": EARLY_STOPS.get(str(values.get("early_stop"))),
         "attention": values.get("attention") or "auto",
         "compiled": values.get("training_step") == "compiled",
     }

@@ -38,6 +38,7 @@ _TRAINING = {
     "lengths": "fixed",
     "rounding": "none",
     "on_spike": "stop",
+    "early_stop": "never",
     "attention": "auto",
     "training_step": "plain",
 }

@@ -188,6 +188,15 @@ class PretrainForm(DataForm):
         [("plain", "As it is"), ("compiled", "Compiled layers")],
         "Compiling takes up to a few minutes at the start, and needs g++ on the host",
     )
+    early_stop = Option(
+        "Stop early",
+        [
+            ("never", "No"),
+            ("2", "After two validations without gain"),
+            ("3", "After three validations without gain"),
+        ],
+        "There are eight in a run; the weights are the last step's",
+    )
     on_spike = Option(
         "On a loss spike",
         [("stop", "Stop; the last checkpoint stays"), ("skip", "Pass over the step")],

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from runners.jobs.train.checkpoint import checkpoints, publish_checkpoint
+from runners.jobs.train.checkpoint import checkpoints, forget_older, publish_checkpoint
 
 EVERY_SECONDS = 30.0
 WRITING_SHARE = 0.05  # of the time at most: large models are written less often
@@ -109,6 +109,7 @@ class Progress:
             (building / "state.json").write_text(json.dumps(document))
 
         publish_checkpoint(self.folder, PHASES.index(phase) * 10_000_000 + step, write)
+        forget_older(self.folder)
         ended = time.monotonic()
         self._next_at = ended + max(self.every_seconds, (ended - began) / WRITING_SHARE)
 

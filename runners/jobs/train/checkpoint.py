@@ -28,7 +28,8 @@ class TrainState:
     """How far training is; the batches follow from the step, so no data position is kept.
 
     ``loss_scale`` is that of fp16 gradients, which ``scaled_steps`` have met without overflow; 0
-    without one.
+    without one. ``best_validation_loss`` is the least so far, 0 before there was one, and
+    ``validations_without_gain`` is how many came since.
     """
 
     step: int = 0
@@ -36,6 +37,8 @@ class TrainState:
     elapsed_seconds: float = 0.0
     loss_scale: float = 0.0
     scaled_steps: int = 0
+    best_validation_loss: float = 0.0
+    validations_without_gain: int = 0
 
 
 class Saved(NamedTuple):
@@ -70,7 +73,7 @@ def write_checkpoint(folder: Path, saved: Saved) -> Path:
 
 
 def publish_checkpoint(folder: Path, number: int, write: Callable[[Path], None]) -> Path:
-    """Put what ``write`` leaves in a folder in its place whole; older ones go then.
+    """Put what ``write`` leaves in a folder in its place whole; those before may go then.
 
     What could not be written whole, as on a full disk, is removed; the newest before it stands.
     """
@@ -89,9 +92,13 @@ def publish_checkpoint(folder: Path, number: int, write: Callable[[Path], None])
     shutil.rmtree(final, ignore_errors=True)
     building.rename(final)
     _sync(folder)
-    for older in checkpoints(folder)[:-1]:
-        shutil.rmtree(older, ignore_errors=True)
     return final
+
+
+def forget_older(folder: Path, keep: int = 1) -> None:
+    """Remove all but the newest ``keep`` checkpoints."""
+    for older in checkpoints(folder)[:-keep]:
+        shutil.rmtree(older, ignore_errors=True)
 
 
 def read_latest(folder: Path) -> Saved | None:

@@ -170,6 +170,8 @@ def _notes(prepared: Prepared, peak: Peak) -> dict[str, str]:
         )
     if not trainer.ranks.is_alone:
         notes["ranks"] = _ranks_note(trainer)
+    if trainer.is_over:
+        notes["early_stop"] = trainer.patience.note(trainer.state)
     if trainer.resumed_at_step is not None:
         notes["resumed"] = f"from the checkpoint at step {trainer.resumed_at_step}"
     return notes

@@ -16,7 +16,7 @@ from runners.jobs.ranks import ALONE, Ranks
 from runners.jobs.runtime import BadInputError, Job
 from runners.jobs.tokenizer import TokenIds
 from runners.jobs.train.batches import Batch, Batches
-from runners.jobs.train.checkpoint import TrainState
+from runners.jobs.train.checkpoint import TrainState, forget_older
 from runners.jobs.train.compiled_layers import PLAIN_STEPS, CompiledLayers
 from runners.jobs.train.fused_updates import FusedUpdate
 from runners.jobs.train.guard import SpikeGuard
@@ -26,6 +26,7 @@ from runners.jobs.train.layout import StepLoss
 from runners.jobs.train.layouts.choice import chosen_layout
 from runners.jobs.train.loss_scale import LossScale
 from runners.jobs.train.optimizers import build_optimizer
+from runners.jobs.train.patience import Patience
 from runners.jobs.train.recomputation import recompute
 from runners.jobs.train.schedule import Pace, learning_rate_ratio
 from runners.jobs.train.sources import Judged
@@ -58,6 +59,7 @@ class Trainer:
     step_seconds: list[float] = field(default_factory=list)
     last_loss: float = math.nan
     resumed_at_step: int | None = None
+    is_over: bool = False  # validations brought nothing any more: the ranks agreed on it
     trained_tokens: int = 0  # by this process: those before a restart took joules of their own
 
     def __post_init__(self) -> None:
@@ -83,6 +85,8 @@ class Trainer:
             skips=spec.on_spike == "skip",
         )
         self.scale = LossScale() if spec.compute_dtype == "fp16" else None
+        self.patience = Patience(spec.early_stop_validations)
+        self._data_seconds = 0.0  # of the step under way
         self._next_metric_at = 0.0
         self._next_line_at = 0.0
         self._next_validation = 1.0 / VALIDATIONS_PER_RUN
@@ -112,7 +116,9 @@ class Trainer:
             is_stopped, is_due = self._agree()
             if is_due and not is_stopped:
                 self.checkpoint()
-            if self.pace.fraction(self.state) >= 1.0:
+            if self.is_over:
+                self.job.emitter.say(self.ranks.name + self.patience.note(self.state))
+            if self.pace.fraction(self.state) >= 1.0 or self.is_over:
                 if self.compiled is not None:
                     self.compiled.end()
                 return True
@@ -132,8 +138,10 @@ class Trainer:
         elapsed = self.state.elapsed_seconds if self.ranks.is_lead else 0.0
         since = time.monotonic() - self._last_checkpoint_at
         is_due = self.ranks.is_lead and since >= self.spec.checkpoint_every_seconds
-        told = [float(asks), float(is_due), elapsed]
-        num_asking, due, self.state.elapsed_seconds = self.ranks.total(told)
+        is_over = self.ranks.is_lead and self.patience.is_over(self.state)
+        told = [float(asks), float(is_due), float(is_over), elapsed]
+        num_asking, due, over, self.state.elapsed_seconds = self.ranks.total(told)
+        self.is_over = over > 0
         return num_asking > 0, due > 0
 
     def checkpoint(self) -> None:
@@ -143,6 +151,8 @@ class Trainer:
             scale = self.scale
             self.state.loss_scale, self.state.scaled_steps = scale.value, scale.good_steps
         self.layout.save(self.job.checkpoint_dir, self.optimizer, self.state)
+        if self.ranks.is_lead:
+            forget_older(self.job.checkpoint_dir, self.spec.keep_checkpoints)
         self._last_checkpoint_at = time.monotonic()
 
     def make_step(self) -> dict[str, float]:
@@ -153,7 +163,10 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         own = self.layout.share(self._micro_steps)
-        mine = self._gradients([self.batches.micro_batch(self.state.step, index) for index in own])
+        began = time.monotonic()
+        batches = [self.batches.micro_batch(self.state.step, index) for index in own]
+        self._data_seconds = time.monotonic() - began
+        mine = self._gradients(batches)
         self.last_loss = mine.loss
         norm = self._clipped_norm()
         if norm is not None and self.guard.allows(self.state.step + 1, mine.loss, norm):
@@ -213,7 +226,11 @@ class Trainer:
         self.trained_tokens += tokens
         self.step_seconds.append(seconds)
         said = tokens if self.ranks.is_lead else own
-        speed = {"tokens_per_second": said / seconds, "step_seconds": seconds}
+        speed = {
+            "tokens_per_second": said / seconds,
+            "step_seconds": seconds,
+            "data_wait_ratio": self._data_seconds / seconds,
+        }
         self._emit({**values, **speed})
         self._validate_when_due()
         self.state.elapsed_seconds += time.monotonic() - began
@@ -246,6 +263,7 @@ class Trainer:
             with self.compiled.aside() if self.compiled else contextlib.nullcontext():
                 found = self.validation(model)
             self.job.emitter.metric(found, step=self.state.step)
+            self.patience.take(self.state, found["validation_loss"])
 
     def validation(self, model: PreTrainedModel) -> dict[str, float]:
         """Return how a model does on what no step learns from: its mean loss in nats, and more."""

@@ -55,7 +55,7 @@ def test_the_steps_of_a_batch_hold_all_its_sequences(demo_plan):
 def test_a_training_job_is_predicted_by_what_it_will_measure(demo_plan):
     prediction = launch_of(demo_plan).prediction
 
-    assert set(prediction) == {"tokens_per_second", "step_seconds", "peak_memory_bytes"}
+    assert set(prediction) == {"tokens_per_second", "step_seconds", "peak_memory_bytes", "mfu"}
     assert prediction["tokens_per_second"]["unit"] == "tokens_per_second"
     assert prediction["peak_memory_bytes"]["unit"] == "bytes"
     for figure in prediction.values():

@@ -107,7 +107,7 @@ def test_what_a_job_is_expected_to_measure_has_interval_and_unit(plan, goal):
 
     assert launch.prediction
     for figure in launch.prediction.values():
-        assert figure["unit"] in {"bytes", "seconds", "tokens_per_second"}
+        assert figure["unit"] in {"bytes", "seconds", "tokens_per_second", "share"}
         assert figure["low"] <= figure["value"] <= figure["high"]
 
 
@@ -207,6 +207,14 @@ def test_growing_lengths_reach_the_host_with_the_plans_tokens(plan):
 
     assert spec.length_schedule == ((8, 0.25), (16, 0.25), (32, 0.25), (64, 0.25))
     assert spec.on_spike == "skip"
+
+
+@pytest.mark.parametrize(("said", "waits"), [("never", None), ("2", 2), ("", None), ("3", 3)])
+def test_validations_without_gain_end_a_training_if_asked(plan, said, waits):
+    made = plan("pretrain", "demo")
+    made.draft["workload"]["pretrain"] |= {"early_stop": said}
+
+    assert launch_of(made).spec.early_stop_validations == waits
 
 
 def test_moments_that_are_not_adamws_stay(plan):

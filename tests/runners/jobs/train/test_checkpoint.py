@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from runners.jobs.train.checkpoint import TrainState, checkpoints, load_latest, save_checkpoint
+from runners.jobs.train.checkpoint import (
+    TrainState,
+    checkpoints,
+    forget_older,
+    load_latest,
+    save_checkpoint,
+)
 
 
 @pytest.fixture
@@ -40,11 +46,16 @@ def test_weights_optimizer_and_progress_come_back(tmp_path, pair):
     assert torch.equal(saved[0].weight, loaded[0].weight)
 
 
-def test_only_the_newest_is_kept(tmp_path, pair):
+@pytest.mark.parametrize(("keep", "left"), [(1, [10]), (2, [2, 10]), (9, [1, 2, 10])])
+def test_the_newest_are_kept(tmp_path, pair, keep, left):
     for step in (1, 2, 10):
         save_checkpoint(tmp_path, *pair(1), TrainState(step=step))
+        forget_older(tmp_path, keep)
 
-    assert [each.name for each in checkpoints(tmp_path)] == ["step-00000010"]
+    assert [each.name for each in checkpoints(tmp_path)] == [f"step-{step:08d}" for step in left]
+    state = load_latest(tmp_path, *pair(2))
+    assert state is not None
+    assert state.step == 10
 
 
 def test_a_half_written_one_is_not_seen(tmp_path, pair):

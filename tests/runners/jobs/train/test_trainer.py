@@ -1,6 +1,7 @@
 """The training loop: pace, learning rate, batches, and that the loss falls."""
 
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -96,6 +97,60 @@ def test_it_ends_when_the_time_is_up(make_trainer):
     trainer.run()
 
     assert 0.5 <= trainer.state.elapsed_seconds < 3.0
+
+
+def test_validations_without_a_gain_end_it_and_a_restart_remembers_them(make_trainer, capfd):
+    learns_nothing = {"learning_rate": 1e-12, "max_steps": 80}
+    trainer = make_trainer(early_stop_validations=2, **learns_nothing)
+    trainer.patience.take(trainer.state, 1.0)  # no loss of this model is as low
+    trainer.patience.take(trainer.state, 2.0)
+    trainer.checkpoint()
+    resumed = make_trainer(early_stop_validations=2, **learns_nothing)
+    resumed.resume()
+
+    assert resumed.run()
+
+    assert (resumed.state.step, resumed.is_over) == (10, True)  # the first of eight validations
+    said = "ended after step 10: 2 validations in a row brought no loss below 1.0000 nats"
+    assert said in "".join(capfd.readouterr())
+
+
+def test_a_training_that_learns_on_is_not_ended(make_trainer):
+    trainer = make_trainer(early_stop_validations=1)
+
+    assert trainer.run()
+
+    assert (trainer.state.step, trainer.is_over) == (20, False)
+    assert trainer.state.validations_without_gain == 0
+    assert trainer.state.best_validation_loss > 0
+
+
+def test_as_many_checkpoints_stay_as_are_asked_for(make_trainer):
+    trainer = make_trainer(keep_checkpoints=2, checkpoint_every_seconds=1e-6, max_steps=6)
+
+    trainer.run()
+
+    kept = sorted(each.name for each in trainer.job.checkpoint_dir.iterdir())
+    assert kept == ["step-00000005", "step-00000006"]
+
+
+def test_the_share_of_waiting_for_data_is_told(make_trainer, events_path, monkeypatch):
+    trainer = make_trainer(max_steps=3)
+    micro_batch = trainer.batches.micro_batch
+
+    def late(*where):
+        time.sleep(0.2)
+        return micro_batch(*where)
+
+    monkeypatch.setattr(trainer.batches, "micro_batch", late)
+    trainer.run()
+    trainer.job.emitter.close()
+
+    bodies = [each["body"] for each in read_events(events_path) if each["kind"] == "metric"]
+    told = [each["values"] for each in bodies if "data_wait_ratio" in each["values"]]
+    assert told
+    for each in told:
+        assert 0.2 <= each["data_wait_ratio"] * each["step_seconds"] <= each["step_seconds"]
 
 
 def test_a_stop_leaves_a_checkpoint_and_says_so(make_trainer):
