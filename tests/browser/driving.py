@@ -5,7 +5,7 @@ from typing import Any
 
 from playwright.sync_api import Page, Request
 
-from tests.stack import PASSWORD
+from tests.stack import PASSWORD, Stack
 
 WATCH_POLICY = """
 window.broken = [];
@@ -35,10 +35,22 @@ def walk_to_review(page: Page, base_url: str, preset: str = "demo") -> None:
     for _ in range(6):
         if "/edit/review/" in page.url:
             return
-        before = page.url
-        page.locator("button[name='go'][value='next']").click()
-        page.wait_for_url(lambda url, before=before: url != before)
+        go_on(page)
     raise AssertionError(f"the wizard did not reach its review: {page.url}")
+
+
+def go_on(page: Page) -> None:
+    """Press Next in the wizard."""
+    before = page.url
+    page.locator("button[name='go'][value='next']").click()
+    page.wait_for_url(lambda url: url != before)
+
+
+def model_of(stack: Stack, job_id: str) -> str:
+    """Return the key of the model that a job left, as the links of its page name it."""
+    found = re.search(r"model=(\w+)", stack.client("alice").get(f"/jobs/{job_id}/"))
+    assert found, "the page offers nothing to do with the job's model"
+    return found[1]
 
 
 def launch(page: Page) -> str:

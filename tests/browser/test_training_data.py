@@ -1,13 +1,12 @@
 """A team's own instructions, uploaded in the wizard, taught to the demo model, and judged."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.driving import drawn_points, launch, log_in
+from tests.browser.driving import drawn_points, go_on, launch, log_in, model_of
 from tests.stack import wait_for
 
 pytestmark = [
@@ -27,23 +26,10 @@ def lines(documents) -> bytes:
     return "".join(f"{json.dumps(each)}\n" for each in documents).encode()
 
 
-def go_on(page: Page) -> None:
-    before = page.url
-    page.locator("button[name='go'][value='next']").click()
-    page.wait_for_url(lambda url: url != before)
-
-
 def upload(page: Page, content: bytes) -> None:
     file = {"name": "asked.jsonl", "mimeType": "application/json", "buffer": content}
     page.get_by_label("JSON lines, Parquet or text").set_input_files(file)
     page.get_by_role("button", name="Upload", exact=True).click()
-
-
-def model_of(stack, job_id: str) -> str:
-    """Return the key of the model that a job left, as the links of its page name it."""
-    found = re.search(r"model=(\w+)", stack.client("alice").get(f"/jobs/{job_id}/"))
-    assert found, "the page offers nothing to do with the job's model"
-    return found[1]
 
 
 @pytest.fixture(scope="module")
