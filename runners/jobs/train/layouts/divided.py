@@ -295,7 +295,13 @@ class Divided:
     def _computed(self, batches: Sequence[Sequences | Marked], scale: float) -> float:
         """Add the micro-batches' gradients, and return the sum of their labels' losses."""
         found = 0.0
-        with torch.autocast(self._device.type, dtype=self._dtype, enabled=self._dtype is not None):
+        # A cast that autocast remembers outlives the gathered weight that it was made of.
+        with torch.autocast(
+            self._device.type,
+            dtype=self._dtype,
+            enabled=self._dtype is not None,
+            cache_enabled=self._options.zero_stage < SHARDED_WEIGHTS,
+        ):
             if self._pipeline is not None:
                 pieces = [each for each in batches if isinstance(each, Sequences)]
                 return self._pipeline.run(pieces, scale)
