@@ -52,6 +52,9 @@ class Layout(Protocol):
     def begin(self) -> None:
         """Meet the other ranks."""
 
+    def settled(self, patience_seconds: float) -> None:
+        """Take a rank that is silent for longer as lost: the first step is made."""
+
     def share(self, count: int) -> range:
         """Return which of a step's ``count`` micro-batches this rank computes."""
 
@@ -123,6 +126,9 @@ class Replicas:
             RankLostError: not every rank came in time.
         """
         self._replica = self._ranks.join(self.model)
+
+    def settled(self, patience_seconds: float) -> None:
+        """Do nothing: copies meet in exchanges among all of them."""
 
     def share(self, count: int) -> range:
         """Return which of a step's ``count`` micro-batches this rank computes."""

@@ -129,6 +129,7 @@ class Trainer:
             values = self.make_step()
             if not self.step_seconds:
                 self.ranks.settle(self.spec.parallel)
+                self.layout.settled(self.spec.parallel.rank_timeout_seconds)
             self._after_step(values, began)
 
     def _agree(self) -> tuple[bool, bool]:

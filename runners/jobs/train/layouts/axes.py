@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -96,7 +97,21 @@ class Axes:
         """Return this rank's group along an axis of the mesh."""
         return self.mesh.get_group(axis)
 
-    def _group(self, key: Callable[[Place], Hashable]) -> dist.ProcessGroup | None:
+    def anew(self, axis: str, patience_seconds: float) -> dist.ProcessGroup | None:
+        """Return a new group of this rank's stages or of its sequence; None where it is alone.
+
+        A message between two ranks is awaited as long as was said when its group was made:
+        what torch lets one change later is of exchanges among all of a group.
+        """
+        keys: dict[str, Callable[[Place], Hashable]] = {
+            "pipeline": lambda at: (at.replicate, at.shard, at.tensor),
+            "context": lambda at: (at.pipeline, at.tensor, at.data),
+        }
+        return self._group(keys[axis], timedelta(seconds=patience_seconds))
+
+    def _group(
+        self, key: Callable[[Place], Hashable], timeout: timedelta | None = None
+    ) -> dist.ProcessGroup | None:
         """Return the group of the ranks that have this one's key; None where it is alone."""
         groups: dict[Hashable, list[int]] = {}
         for rank in range(self.ranks.size):
@@ -104,6 +119,6 @@ class Axes:
         if all(len(members) == 1 for members in groups.values()):
             return None
         made: dict[Hashable, dist.ProcessGroup] = {
-            each: dist.new_group(members) for each, members in groups.items()
+            each: dist.new_group(members, timeout=timeout) for each, members in groups.items()
         }
         return made[key(self.here)]

@@ -46,6 +46,12 @@ def share_sequences(
     model: PreTrainedModel, method: ContextMethod, group: dist.ProcessGroup
 ) -> None:
     """Have the model's attention see the keys and values of all ranks of the group."""
+    route_attention(method, group)
+    model.config._attn_implementation = NAME  # noqa: SLF001 - it has no public name
+
+
+def route_attention(method: ContextMethod, group: dist.ProcessGroup) -> None:
+    """Have models that share sequences exchange keys and values in this group from now on."""
     attend = ring_attention if method == "ring" else gathered_attention
 
     def attention(
@@ -62,7 +68,6 @@ def share_sequences(
         return output.transpose(1, 2), None
 
     AttentionInterface.register(NAME, attention)
-    model.config._attn_implementation = NAME  # noqa: SLF001 - it has no public name
 
 
 def gathered_attention(

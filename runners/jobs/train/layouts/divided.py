@@ -19,7 +19,7 @@ from runners.jobs.train.checkpoint import Saved, TrainState, read_latest, write_
 from runners.jobs.train.layout import AUTOCAST, StepLoss, summed_loss
 from runners.jobs.train.layouts.axes import Axes
 from runners.jobs.train.layouts.boxes import Box, Registry, Trained
-from runners.jobs.train.layouts.context import pieces_of, share_sequences
+from runners.jobs.train.layouts.context import pieces_of, route_attention, share_sequences
 from runners.jobs.train.layouts.encoder_stage import (
     EncoderStage,
     Marked,
@@ -90,6 +90,20 @@ class Divided:
         """Have the stages train: the ranks have met when the model was divided."""
         for stage in self.stages:
             stage.train()
+
+    def settled(self, patience_seconds: float) -> None:
+        """Await messages between stages, and of a sequence's pieces, no longer than this.
+
+        Raises:
+            RankLostError: another rank was silent for too long.
+        """
+        if dist.get_backend() != "gloo":  # NCCL awaits them as long as other exchanges
+            return
+        with lost_rank_named(self._ranks):
+            if self._pipeline and (stages := self._axes.anew("pipeline", patience_seconds)):
+                self._pipeline.move_to(stages)
+            if self._axes.context and (pieces := self._axes.anew("context", patience_seconds)):
+                route_attention(self._options.context_method, pieces)
 
     def share(self, count: int) -> range:
         """Return which of a step's ``count`` micro-batches this rank computes.

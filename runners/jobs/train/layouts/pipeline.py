@@ -84,6 +84,11 @@ class Pipeline:
         self.idle_ratio = max(0.0, 1.0 - self._busy_seconds / seconds)
         return sum(float(each.detach()) for each in losses) / scale
 
+    def move_to(self, group: dist.ProcessGroup) -> None:
+        """Exchange messages in another group of the same ranks from the next step on."""
+        self._place = (group, self._place[1])
+        self._schedule, self._shape = None, ()
+
     def _made(self, num_micro_batches: int) -> Any:  # noqa: ANN401 - torch's schedules share no public class
         group, device = self._place
         own, size = dist.get_rank(group), self._options.pipeline_parallel_size
