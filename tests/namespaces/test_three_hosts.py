@@ -1,9 +1,11 @@
-"""Three hosts train one model that may shrink: one is cut off, the others go on without it."""
+"""Three hosts train a pipeline that may shrink: one is cut off, the others take its layers."""
 
 import pytest
 
+from runners.layout_options import LayoutOptions
 from tests.namespaces.lab import SERVER, Lab, inside, why_not
 from tests.namespaces.site import Site, training
+from tests.runners.jobs.harness import TINY
 
 pytestmark = [
     pytest.mark.faults,
@@ -29,7 +31,11 @@ def site(lab, tmp_path_factory):
 def shrunk(site, lab):
     """The job, ended, while the third host is still cut off."""
     policy = {"on_lost_rank": "shrink", "min_hosts": 2}
-    job = site.launch(training(time_budget_seconds=40, parallel=policy))
+    model = TINY.model_copy(update={"num_hidden_layers": 4})
+    stages = LayoutOptions(pipeline_parallel_size=3, pipeline_layers=(1, 2, 1))
+    job = site.launch(
+        training(time_budget_seconds=40, model=model, layout=stages, parallel=policy)
+    )
     site.wait_for_steps("west", 0)
     site.wait_for_checkpoint()
     lab.cut("west")
@@ -47,7 +53,7 @@ def test_the_others_go_on_from_the_last_checkpoint(shrunk):
     notes = shrunk[1]["result"]["notes"]
 
     assert notes["resumed"].startswith("from the checkpoint at step")
-    assert notes["ranks"].startswith("2,")
+    assert notes["ranks"] == "2, laid out as pipeline_parallel_size 2"
 
 
 def test_they_are_the_same_attempt(shrunk):
