@@ -238,7 +238,12 @@ class CompressForm(StepForm):
         help_text="For GGUF and the methods from GPTQ to FPTQ; empty means 4",
     )
     group_size = WholeNumber("Group size", 8, 4096, "Weights that share one scale")
-    sparsity = Option("What goes", SPARSITIES, "For SparseGPT and LLM-Pruner; empty means half")
+    sparsity = forms.ChoiceField(
+        label="What goes",
+        choices=SPARSITIES,
+        required=False,
+        help_text="For SparseGPT and LLM-Pruner; empty means half",
+    )
     recovery_steps = WholeNumber(
         "Recovery steps",
         0,

@@ -203,14 +203,15 @@ def test_finer_choices_are_folded_until_one_of_them_is_made(walk, goal):
     assert f"<summary>Finer choices: {said}</summary>" in text
 
 
-def test_a_step_without_finer_choices_has_no_fold(walk):
+@pytest.mark.parametrize(("goal", "field"), [("serve", "concurrency"), ("compress", "sparsity")])
+def test_a_step_without_finer_choices_has_no_fold(walk, goal, field):
     walker = walk()
-    walker.press("goal", goal="serve")
+    walker.press("goal", goal=goal)
 
     text = walker.page("workload").content.decode()
 
     assert "Finer choices" not in text
-    assert 'name="concurrency"' in text
+    assert f'name="{field}"' in text
 
 
 def test_a_finer_choice_that_is_refused_is_in_sight(walk):
