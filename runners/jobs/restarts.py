@@ -22,7 +22,12 @@ class EndsAgainError(Exception):
 
 
 def note_end(folder: Path, error: Exception) -> None:
-    """Leave what ended this rank for those that are started after it, if it would end them too."""
+    """Leave what ended this rank for those that are started after it, if it would end them too.
+
+    Where torchrun started none, nobody comes after it, and nothing is left.
+    """
+    if COUNT_VARIABLE not in os.environ:
+        return
     named = getattr(error, "prefix", "") or f"{type(error).__module__}.{type(error).__qualname__}"
     said = f"{named}: {error}"
     has_no_memory = oom.GPU.search(said) or oom.HOST.search(said)

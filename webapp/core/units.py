@@ -16,6 +16,7 @@ MAX_DECIMALS = 6  # what is smaller is written with an exponent
 WHOLE_DIGITS = 4  # significant digits of a whole number: more would be false precision
 TWO_DIGITS = 10  # what is less has one digit before its point
 A_FEW_SECONDS = 10  # a digit of fewer would be a lie
+NEARLY_A_MINUTE = 55  # seconds: from here on it is called one
 MINUTE = 60.0
 HOUR = 3600.0
 DAY = 86400.0
@@ -181,9 +182,8 @@ def about(value: float) -> str:
         return NOTHING
     if value < A_FEW_SECONDS:
         return "a few seconds"
-    rounded = round(value / 5) * 5
-    if rounded < MINUTE:
-        return f"about {rounded} s"
+    if value < NEARLY_A_MINUTE:
+        return f"about {round(value / 5) * 5} s"
     if round(value / MINUTE) < HOUR / MINUTE:
         return f"about {max(1, round(value / MINUTE))} min"
     return f"about {clock(round(value / 600) * 600)}"

@@ -5,6 +5,7 @@ from typing import Any
 
 from webapp.hosts.models import Host
 from webapp.modelhub.models import TeamModel
+from webapp.plans.training_data import MIX_ROWS
 
 Draft = dict[str, Any]
 
@@ -22,6 +23,7 @@ MODEL_PRESETS = {
 # Where a preset opens, if not at the goal: at the review where nothing is left to ask.
 FIRST_STEPS = dict.fromkeys(("demo", *MODEL_PRESETS), "review") | {"tune": "workload"}
 
+_NO_SOURCE = {"source": "", "path": "", "weight": None}
 _DATA = {
     "data_source": "host",
     "data_path": "",
@@ -29,6 +31,7 @@ _DATA = {
     "dataset": "",
     "rows": "packed",
     "too_long": "cut",
+    **{f"mix_{name}_{row}": value for row in MIX_ROWS for name, value in _NO_SOURCE.items()},
 }
 _TRAINING = {
     **_DATA,

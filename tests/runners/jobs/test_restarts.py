@@ -22,6 +22,7 @@ from tests.runners.jobs.harness import tiny_training
 def test_what_would_end_every_rank_is_said_again_and_not_done_again(
     error, said, tmp_path, monkeypatch, capsys
 ):
+    monkeypatch.setenv(restarts.COUNT_VARIABLE, "0")
     restarts.note_end(tmp_path, error)
     restarts.end_as_before(tmp_path, 3)  # a first start looks at no note
 
@@ -34,9 +35,19 @@ def test_what_would_end_every_rank_is_said_again_and_not_done_again(
 
 
 def test_a_rank_that_lost_another_or_broke_by_itself_is_started_again(tmp_path, monkeypatch):
+    monkeypatch.setenv(restarts.COUNT_VARIABLE, "0")
     restarts.note_end(tmp_path, RuntimeError("Connection closed by peer"))
     monkeypatch.setenv(restarts.COUNT_VARIABLE, "1")
 
+    restarts.end_as_before(tmp_path, 3)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_that_torchrun_did_not_start_leaves_no_note(tmp_path, monkeypatch):
+    monkeypatch.delenv(restarts.COUNT_VARIABLE, raising=False)
+
+    restarts.note_end(tmp_path, BadInputError("4 ranks, 2 started"))
     restarts.end_as_before(tmp_path, 3)
 
     assert list(tmp_path.iterdir()) == []

@@ -41,7 +41,7 @@ def classification(**changes):
         "model": RandomModel(config=ENCODER), "objective": "classification",
         "data": FileData(path="labels/things.jsonl"), "sequence_length": 48,
         "micro_batch_size": 8, "max_steps": 150, "time_budget_seconds": None,
-        "compute_dtype": "fp32", "learning_rate": 4e-3,
+        "compute_dtype": "fp32", "learning_rate": 2e-3,
     }  # fmt: skip
     return TrainSpec(**{**fields, **changes})
 
