@@ -31,8 +31,8 @@ class Line:
 
     @property
     def series(self) -> Series:
-        """Return what was measured."""
-        return self.drawn.series
+        """Return what was measured, earlier attempts in front."""
+        return self.drawn.line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +47,10 @@ class Overlay(Plotted):
         unit = self.chart.unit
         is_peak = unit == "bytes"
         kind = "peak" if is_peak else "median"
+        reached = [so_far(line.drawn.series, is_peak=is_peak) for line in self.lines]
         return " · ".join(
-            f"{line.side.letter}: {kind} {quantity(so_far(line.series, is_peak=is_peak), unit)}"
-            for line in self.lines
+            f"{line.side.letter}: {kind} {quantity(value, unit)}"
+            for line, value in zip(self.lines, reached, strict=True)
         )
 
     @property

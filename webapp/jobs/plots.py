@@ -1,31 +1,32 @@
 """The charts of one job, filled from the metric store."""
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from webapp.charts.catalog import LOSS, MEMORY, ChartSpec, charts_for
-from webapp.charts.figures import MAX_POINTS, Prediction, Series, figure, verdict
+from webapp.charts.figures import Prediction, Series, figure, verdict
 from webapp.charts.plotted import Plotted, so_far
 from webapp.charts.svg import clock
 from webapp.core.clock import now_ms
 from webapp.core.display import quantity
 from webapp.jobs.figures import predictions
 from webapp.jobs.models import Attempt, Job
+from webapp.jobs.points import Earlier, earlier_points, points_of
 from webapp.metrics.models import MetricSource
-from webapp.metrics.read import Series as StoredSeries
-from webapp.metrics.read import read_series
 
 TABLE_ROWS = 24
-GAP_MS = 6_000  # several periods of every metric: a longer silence is drawn as one
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn(Plotted):
-    """One chart of a job, with its words and its table."""
+    """One chart of a job, with its words and its table.
+
+    ``series`` is what the attempt itself measured, ``line`` that with earlier attempts in front.
+    """
 
     series: Series
+    line: Series
     prediction: Prediction | None
     words: str
 
@@ -35,7 +36,7 @@ class Drawn(Plotted):
         start = self.figure["layout"]["meta"]["start_ms"]
         points = [
             (t, value)
-            for t, value in zip(self.series.t_ms, self.series.values, strict=True)
+            for t, value in zip(self.line.t_ms, self.line.values, strict=True)
             if value is not None
         ]
         step = max(1, len(points) // TABLE_ROWS)
@@ -49,23 +50,31 @@ def draw(job: Job, *, is_complete: bool = False, part: Attempt | None = None) ->
     """Return a job's charts, with ``is_complete`` one for every metric that it reported.
 
     Of a job on several hosts they show one ``part``, by default the first, which speaks for all.
+    A job that waits for its next attempt shows what those before measured.
     """
-    attempt = part or job.current_attempt
-    if attempt is None:
+    shown = part or job.current_attempt
+    described = shown or job.attempts.filter(node_rank=0).last()
+    if described is None:
         return []
+    charts = _charts(job, described, is_complete=is_complete)
+    metrics = [chart.metric for chart in charts]
+    own = points_of(shown, metrics) if shown else {}
+    earlier = earlier_points(job, shown, own, metrics)
+    span = span_ms(job, [earlier.before(own.get(name) or Series(name)) for name in metrics])
+    # What was predicted is of the whole; under load it is of one point among several.
+    said = {} if described.node_rank or job.spec.get("load") else predictions(job)
+    return [
+        _draw(chart, own.get(chart.metric) or Series(chart.metric), earlier, span, said)
+        for chart in charts
+    ]
+
+
+def _charts(job: Job, attempt: Attempt, *, is_complete: bool) -> list[ChartSpec]:
+    """Return the charts that a job's kind and what an attempt reported ask for."""
     stored = MetricSource.objects.filter(attempt_id=attempt.pk).values_list("metrics", flat=True)
     names = {name for names in stored for name in names} | _gpu_metrics(attempt)
     kind = "serve" if job.spec.get("load") else job.kind  # an endpoint's own, under load
-    charts = [_of(job, each) for each in charts_for(kind, names, is_complete=is_complete)]
-    found = read_series(attempt.pk, [chart.metric for chart in charts], points=MAX_POINTS)
-    series = {each.metric: series_of(each) for each in found}
-    span = span_ms(job, series.values())
-    # What was predicted is of the whole; under load it is of one point among several.
-    said = {} if attempt.node_rank or job.spec.get("load") else predictions(job)
-    return [
-        _draw(chart, series.get(chart.metric) or Series(chart.metric), span, said)
-        for chart in charts
-    ]
+    return [_of(job, chart) for chart in charts_for(kind, names, is_complete=is_complete)]
 
 
 def _of(job: Job, chart: ChartSpec) -> ChartSpec:
@@ -87,25 +96,23 @@ def _gpu_metrics(attempt: Attempt) -> set[str]:
     return {f"gpu{index}_{what}" for index in gpus for what in ("memory_bytes", "utilization")}
 
 
-def series_of(stored: StoredSeries) -> Series:
-    """Return a stored series for the page: a short silence is the job's own pace, no gap."""
-    times, values = stored.t_ms.tolist(), stored.value.tolist()
-    around = zip([*times[:1], *times], [*times[1:], *times[-1:]], strict=False)
-    kept = [
-        (t, value if math.isfinite(value) else None)
-        for t, value, (before, after) in zip(times, values, around, strict=True)
-        if math.isfinite(value) or after - before >= GAP_MS
-    ]
-    return Series(stored.metric, tuple(t for t, _ in kept), tuple(value for _, value in kept))
-
-
 def _draw(
-    chart: ChartSpec, series: Series, span: tuple[int, int], said: Mapping[str, Prediction]
+    chart: ChartSpec,
+    series: Series,
+    earlier: Earlier,
+    span: tuple[int, int],
+    said: Mapping[str, Prediction],
 ) -> Drawn:
     prediction = said.get(chart.predicted)
-    drawn = figure(chart, series, start_ms=span[0], end_ms=span[1], prediction=prediction)
-    words = verdict(chart, series, prediction)
-    return Drawn(chart=chart, figure=drawn, series=series, prediction=prediction, words=words)
+    line = earlier.before(series)
+    return Drawn(
+        chart=chart,
+        figure=figure(chart, line, start_ms=span[0], end_ms=span[1], prediction=prediction),
+        series=series,
+        line=line,
+        prediction=prediction,
+        words=verdict(chart, series, prediction) + earlier.words_of(chart.metric),
+    )
 
 
 def span_ms(job: Job, series: Iterable[Series] = ()) -> tuple[int, int]:
@@ -136,7 +143,7 @@ def latest_values(job: Job, drawn: Iterable[Drawn]) -> dict[str, float]:
     }
     rest = [name for name in predictions(job) if name not in found]
     if job.current_attempt and rest:
-        stored = read_series(job.current_attempt.pk, rest, points=MAX_POINTS)
-        known = [series for each in stored if (series := series_of(each)).known]
-        found |= {series.metric: so_far(series, is_peak=False) for series in known}
+        rest_of = points_of(job.current_attempt, rest)
+        known = {name: series for name, series in rest_of.items() if series.known}
+        found |= {name: so_far(series, is_peak=False) for name, series in known.items()}
     return found

@@ -20,7 +20,8 @@ from webapp.jobs.memory_terms import (
 )
 from webapp.jobs.models import Attempt, Job, JobState
 from webapp.jobs.part_ends import PartEnd, first_words, part_ends, unheard_words
-from webapp.jobs.plots import series_of, span_ms
+from webapp.jobs.plots import span_ms
+from webapp.jobs.points import series_of
 from webapp.jobs.reasons import words_for
 from webapp.metrics.read import read_series
 

@@ -9,7 +9,8 @@ import pytest
 
 from webapp.core.clock import now
 from webapp.jobs.models import Job
-from webapp.jobs.plots import GAP_MS, draw, latest_values, series_of, span_ms
+from webapp.jobs.plots import draw, latest_values, span_ms
+from webapp.jobs.points import GAP_MS, series_of
 from webapp.metrics.read import Series as Stored
 
 pytestmark = pytest.mark.django_db(databases="__all__")
