@@ -13,10 +13,10 @@ class ReadOnlyAdmin(admin.ModelAdmin[Any]):
         """Refuse."""
         return False
 
-    def has_change_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:  # noqa: ANN401 (Django's signature)
+    def has_change_permission(self, _request: HttpRequest, _obj: object = None) -> bool:
         """Refuse."""
         return False
 
-    def has_delete_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:  # noqa: ANN401 (Django's signature)
+    def has_delete_permission(self, _request: HttpRequest, _obj: object = None) -> bool:
         """Refuse."""
         return False

@@ -8,7 +8,7 @@ whatever an interrupted batch left there beyond the acknowledged number is disca
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import structlog
 from django.db import transaction
@@ -129,7 +129,7 @@ def _storable(event: RunEvent) -> RunEvent:
     return event.model_copy(update={"body": _finite(event.body)})
 
 
-def _finite(value: Any) -> Any:  # noqa: ANN401 -- any JSON
+def _finite(value: object) -> object:
     """Return a JSON value without numbers that are none and without NUL, which PostgreSQL bars."""
     if isinstance(value, str):
         return value.replace("\x00", "\ufffd")

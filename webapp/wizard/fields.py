@@ -73,11 +73,11 @@ class ConfigJson(forms.CharField):
         super().__init__(label=label, help_text=hint, required=False, **options)
         self.widget.attrs |= {"rows": 8, "spellcheck": "false"}
 
-    def prepare_value(self, value: Any) -> Any:  # noqa: ANN401 -- as in Django
+    def prepare_value(self, value: object) -> object:
         """Return the text that the control shows for a stored object."""
         return json.dumps(value, indent=2) if isinstance(value, dict) else value
 
-    def to_python(self, value: Any) -> Any:  # noqa: ANN401 -- as in Django
+    def to_python(self, value: object) -> Any:  # noqa: ANN401 -- no text, as Django has it
         """Return the object, or refuse what is no JSON object with the place of the fault."""
         text = super().to_python(value)
         return parse_config(text) if text else {}

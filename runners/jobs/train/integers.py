@@ -11,12 +11,13 @@ Source: Li et al. 2023 (QFT), arXiv:2310.07147, section 3; Gupta et al. 2015, ar
 
 # mypy: disable-error-code="no-untyped-call"
 # torch leaves its autograd functions without types.
-
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel
+
+from runners.jobs.train.autograd import Context
 
 HIGHEST_CODE = 127
 SMALLEST_SCALE = 1e-12
@@ -213,13 +214,13 @@ class _Product(torch.autograd.Function):
     """A product that keeps its input alone; the matrix is widened anew when it is needed."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: torch.Tensor, matrix: IntegerMatrix) -> torch.Tensor:  # noqa: ANN401 - torch's protocol
+    def forward(ctx: Context, inputs: torch.Tensor, matrix: IntegerMatrix) -> torch.Tensor:
         ctx.save_for_backward(inputs)
         ctx.matrix = matrix
         return inputs @ matrix.integers.values(inputs.dtype).T
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401 - torch's protocol
+    def backward(ctx: Context, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (inputs,) = ctx.saved_tensors
         matrix: IntegerMatrix = ctx.matrix
         back = gradient @ matrix.integers.values(gradient.dtype)  # before the matrix is changed
@@ -232,7 +233,7 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401 - torch's protocol
+        ctx: Context,
         ids: torch.Tensor,
         _anchor: torch.Tensor,
         matrix: IntegerMatrix,
@@ -243,7 +244,7 @@ class _Lookup(torch.autograd.Function):
         return codes[ids].float() * scale[ids]
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401 - torch's protocol
+    def backward(ctx: Context, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (ids,) = ctx.saved_tensors
         matrix: IntegerMatrix = ctx.matrix
         whole = gradient.new_zeros(matrix.codes.shape)

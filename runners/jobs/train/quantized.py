@@ -12,13 +12,12 @@ arXiv:1712.05877, section 3; Bengio et al. 2013, arXiv:1308.3432 (straight-throu
 # mypy: disable-error-code="no-untyped-call"
 # torch leaves its autograd functions without types.
 
-from typing import Any
-
 import torch
 from transformers import PreTrainedModel
 
 from runners.adapter_options import QuantizedTraining
 from runners.jobs.runtime import BadInputError
+from runners.jobs.train.autograd import Context
 from runners.jobs.train.integers import made_wide, put
 
 SMALLEST_SCALE = 1e-8
@@ -113,7 +112,7 @@ class _CodedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401 - torch's protocol
+        ctx: Context,
         inputs: torch.Tensor,
         scale: torch.Tensor,
         codes: torch.Tensor,
@@ -124,7 +123,7 @@ class _CodedProduct(torch.autograd.Function):
         return inputs @ _times(_unpacked(codes, bits), scale).to(inputs.dtype).T
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401 - torch's protocol
+    def backward(ctx: Context, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         inputs, scale, codes = ctx.saved_tensors
         plain = _unpacked(codes, ctx.bits)
         back = gradient @ _times(plain, scale).to(gradient.dtype)

@@ -70,7 +70,7 @@ def test_the_curve_runs_on_after_a_retry_with_a_gap_and_without_the_hour_between
         1000, 1000, BREAK_MS // 2, BREAK_MS // 2, 1000
     ]  # fmt: skip
     assert loss.words.endswith("In front of it attempt 1, without the wait in between.")
-    assert loss.words.startswith("4 nats/token at the last point, between 4 and 5")
+    assert loss.words.startswith("4.00\u00a0nats per token at the last point")
     assert next(value for _, value in loss.rows).startswith("8")
 
 
@@ -128,4 +128,4 @@ def test_compared_jobs_are_drawn_with_their_earlier_attempts(continued):
 
     assert loss.chart.key == "loss"
     assert [trace["y"] for trace in loss.figure["data"]] == [[8.0, 7.0, 6.0, None, 5.0, 4.0]] * 2
-    assert "median 5\u00a0nats/token" in loss.words
+    assert "median 5.00\u00a0nats per token" in loss.words

@@ -18,6 +18,7 @@ from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from runners.jobs.runtime import BadInputError
+from runners.jobs.train.autograd import Context
 from runners.layout_options import ContextMethod
 
 NAME = "slipway_context"
@@ -119,14 +120,14 @@ class _Gathered(torch.autograd.Function):
     """All ranks' pieces [2, rows, heads, length, width], one after another in their length."""
 
     @staticmethod
-    def forward(ctx: Any, own: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:  # noqa: ANN401 - torch's context is of no public class
+    def forward(ctx: Context, own: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         ctx.group = group
         found = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
         dist.all_gather(found, own.contiguous(), group=group)
         return torch.cat(found, dim=LENGTH + 1)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401 - as above
+    def backward(ctx: Context, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         count, own = dist.get_world_size(ctx.group), dist.get_rank(ctx.group)
         summed = gradient.contiguous()
         dist.all_reduce(summed, group=ctx.group)
@@ -137,12 +138,12 @@ class _Passed(torch.autograd.Function):
     """A block that goes to the next rank, while that of the rank before comes."""
 
     @staticmethod
-    def forward(ctx: Any, block: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:  # noqa: ANN401 - as above
+    def forward(ctx: Context, block: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         ctx.group = group
         return _passed(block, group, 1)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401 - as above
+    def backward(ctx: Context, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return _passed(gradient, ctx.group, -1), None
 
 

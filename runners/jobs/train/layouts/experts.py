@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from runners.jobs.train.autograd import Context
 from runners.jobs.train.layouts.boxes import Box
 from runners.jobs.train.layouts.stage import Stage
 
@@ -71,7 +72,7 @@ class _Travelled(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401 - torch's context is of no public class
+        ctx: Context,
         rows: torch.Tensor,
         out: Sequence[int],
         back: Sequence[int],
@@ -81,7 +82,7 @@ class _Travelled(torch.autograd.Function):
         return _exchanged(rows, out, back, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # noqa: ANN401 - as above
+    def backward(ctx: Context, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         return _exchanged(gradient, ctx.back, ctx.out, ctx.group), None, None, None
 
 
