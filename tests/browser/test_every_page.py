@@ -1,6 +1,7 @@
 """Every page, light and dark, wide and narrow: accessible, within its policy, at home."""
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.browser.driving import Recorder, violations
 
@@ -63,3 +64,29 @@ def test_a_page_is_accessible_and_keeps_to_itself(name, watched, stack, finished
     assert recorder.external == []
     overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert page.evaluate(overflow) <= 0
+
+
+def test_the_bar_of_a_narrow_phone_shows_every_entry_whole(new_page, stack):
+    page = new_page("alice", viewport={"width": 360, "height": 700})
+    page.goto(stack.base_url + "/jobs/")
+    entries = page.get_by_role("navigation", name="Main").get_by_role("link")
+
+    shown = [each for each in entries.all() if each.is_visible()]
+    edges = [(box["x"], box["x"] + box["width"]) for each in shown if (box := each.bounding_box())]
+
+    assert [each.inner_text() for each in shown] == [
+        "Home", "Plans", "Jobs", "Queue", "Hosts", "Models"
+    ]  # fmt: skip
+    assert all(left >= 0 and right <= 360 for left, right in edges)
+
+
+@pytest.mark.parametrize("name", ["Limits", "Techniques"])
+def test_what_the_bar_of_a_phone_leaves_out_stands_in_the_account(new_page, stack, name):
+    page = new_page("alice", viewport={"width": 390, "height": 844})
+    page.goto(stack.base_url + "/jobs/")
+    page.locator(".menu > summary").first.click()
+
+    page.locator(".menu").get_by_role("link", name=name).click()
+
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    assert f"/{name.lower()}/" in page.url

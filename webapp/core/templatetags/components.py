@@ -21,6 +21,7 @@ NAVIGATION = (
     ("/models/", "Models"),
     ("/techniques/", "Techniques"),
 )
+APART = frozenset({"Limits", "Techniques"})  # on a phone they stand in the account's menu
 THEMES = ("light", "dark")
 
 
@@ -30,7 +31,12 @@ def navigation(context: dict[str, Any]) -> dict[str, Any]:
     request: HttpRequest | None = context.get("request")
     path = request.path if request else ""
     items = [
-        {"url": url, "name": name, "is_current": _is_current(path, url)}
+        {
+            "url": url,
+            "name": name,
+            "is_current": _is_current(path, url),
+            "is_apart": name in APART,
+        }
         for url, name in NAVIGATION
     ]
     return {"items": items}
