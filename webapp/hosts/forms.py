@@ -1,6 +1,8 @@
-"""The form that makes an enrolment token."""
+"""The forms of a host: the one that makes an enrolment token, and its labels."""
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from django import forms
 
@@ -8,6 +10,45 @@ from webapp.hosts.prices import wrong_price
 
 POOL = re.compile(r"[a-z0-9][a-z0-9-]*")
 MAX_LABELS = 12
+LABELS_HINT = (
+    "separated by spaces: gpu=4090 room=b12. usd_per_hour and usd_per_kwh price its jobs: "
+    "usd_per_hour=2.50 usd_per_kwh=0.30"
+)
+
+
+class LabelsField(forms.CharField):
+    """Labels as people write them, ``key=value`` with spaces between; cleaned to pairs."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(max_length=400, required=False, **options)
+
+    def clean(self, value: object) -> Any:  # noqa: ANN401 -- pairs, where the base has text
+        """Return the labels as pairs.
+
+        Raises:
+            ValidationError: too many, one that is no pair, or a price that is none.
+        """
+        words = str(super().clean(value)).replace(",", " ").split()
+        if len(words) > MAX_LABELS:
+            raise forms.ValidationError(f"{len(words)} labels; at most {MAX_LABELS} are kept.")
+        bad = [word for word in words if not re.fullmatch(r"[\w.-]+=[\w.-]+", word)]
+        if bad:
+            raise forms.ValidationError(f"“{bad[0]}” is not key=value; write it as gpu=4090.")
+        labels = dict(word.split("=", 1) for word in words)
+        if wrong := wrong_price(labels):
+            raise forms.ValidationError(wrong)
+        return labels
+
+
+def written(labels: Mapping[str, object]) -> str:
+    """Return labels as people write them."""
+    return " ".join(f"{key}={value}" for key, value in labels.items())
+
+
+class LabelsForm(forms.Form):
+    """The labels of a host that is there already, its prices among them."""
+
+    labels = LabelsField(label="Labels", help_text=f"As key=value, {LABELS_HINT}")
 
 
 class AddHostForm(forms.Form):
@@ -20,12 +61,7 @@ class AddHostForm(forms.Form):
     pool = forms.CharField(
         max_length=40, initial="default", help_text="Hosts of one pool take the same jobs."
     )
-    labels = forms.CharField(
-        max_length=400,
-        required=False,
-        help_text="Optional, as key=value, separated by spaces: gpu=4090 room=b12. "
-        "usd_per_hour and usd_per_kwh price its jobs: usd_per_hour=2.50 usd_per_kwh=0.30",
-    )
+    labels = LabelsField(help_text=f"Optional, as key=value, {LABELS_HINT}")
 
     def clean_pool(self) -> str:
         """Refuse a pool that could not stand in an address."""
@@ -36,16 +72,3 @@ class AddHostForm(forms.Form):
                 "choose a name such as lab-a."
             )
         return pool
-
-    def clean_labels(self) -> dict[str, str]:
-        """Return the labels as pairs."""
-        words = str(self.cleaned_data["labels"]).replace(",", " ").split()
-        if len(words) > MAX_LABELS:
-            raise forms.ValidationError(f"{len(words)} labels; at most {MAX_LABELS} are kept.")
-        bad = [word for word in words if not re.fullmatch(r"[\w.-]+=[\w.-]+", word)]
-        if bad:
-            raise forms.ValidationError(f"“{bad[0]}” is not key=value; write it as gpu=4090.")
-        labels = dict(word.split("=", 1) for word in words)
-        if wrong := wrong_price(labels):
-            raise forms.ValidationError(wrong)
-        return labels

@@ -21,6 +21,7 @@ from webapp.hosts.contact import Contact, contact_of, silent_seconds
 from webapp.hosts.cordons import devices_of
 from webapp.hosts.environments import environments_of
 from webapp.hosts.findings import recheck_ask
+from webapp.hosts.forms import LabelsForm, written
 from webapp.hosts.health import health_of
 from webapp.hosts.models import EnrolmentToken, Host, HostState
 from webapp.hosts.services import credential_revoke, host_set_state, rotation_ask
@@ -112,6 +113,12 @@ def any_operator(request: HttpRequest) -> bool:
 def host_detail(request: HttpRequest, slug: str) -> HttpResponse:
     """Show one host: what it is, what was measured on it, what runs there."""
     host = visible_or_404(Host, request.user, slug=slug)
+    context = host_context(request, host)
+    return page_or_regions(request, "hosts/detail.html", "hosts/_detail.html", context)
+
+
+def host_context(request: HttpRequest, host: Host) -> dict[str, Any]:
+    """Return what the page of a host shows."""
     takes_part = Attempt.objects.filter(host=host, leader__isnull=False).values("job")
     is_here = Q(host=host) | Q(host=None, requested_host=host) | Q(pk__in=takes_part)
     jobs = Job.objects.visible_to(request.user).filter(is_here, deleted_at=None)
@@ -137,9 +144,9 @@ def host_detail(request: HttpRequest, slug: str) -> HttpResponse:
         "beside": hosts_beside(host, request.user),
         "environments": environments_of(host),
         "is_operator": has_role(request.user, host.team, Role.OPERATOR),
+        "labels_form": LabelsForm(initial={"labels": written(host.labels)}),
     }
-    context |= live_context(request, [f"host:{host.pk}", "jobs"])
-    return page_or_regions(request, "hosts/detail.html", "hosts/_detail.html", context)
+    return context | live_context(request, [f"host:{host.pk}", "jobs"])
 
 
 def event_words(event: Event) -> str:
@@ -156,9 +163,16 @@ def event_words(event: Event) -> str:
     if event.kind in {"host.told_apart", "host.told_together"}:
         verb = "Another machine than" if event.kind == "host.told_apart" else "One machine with"
         return f"{verb} {event.detail.get('other', 'another host')}"
+    return _words_of_detail(event) or event.kind.partition(".")[2].replace("_", " ").capitalize()
+
+
+def _words_of_detail(event: Event) -> str:
+    """Return what an event's detail alone says, nothing where its kind says it."""
+    if event.kind == "host.labels":
+        return f"Labels: {written(event.detail['labels']) or 'none'}"
     if named := event.detail.get("environment"):
         return f"Environment {named}: {event.kind.rpartition('_')[2]} asked for"
-    return event.kind.partition(".")[2].replace("_", " ").capitalize()
+    return ""
 
 
 @dataclass(frozen=True)

@@ -126,6 +126,7 @@ RULES = {
     "hosts/<slug:slug>/rotate/": OPERATE,
     "hosts/<slug:slug>/address/": OPERATE,
     "hosts/<slug:slug>/apart/": OPERATE,
+    "hosts/<slug:slug>/labels/": OPERATE,
     "docs/": PAGE,
     "docs/<path:page>": PAGE,
     "api/v1/docs": PAGE,
