@@ -15,7 +15,7 @@ from webapp.plans.models import Plan
 from webapp.plans.planning import plan_compute, stored_answer
 from webapp.plans.questions import draft_shape
 from webapp.wizard import pages
-from webapp.wizard.defaults import FIRST_STEPS
+from webapp.wizard.defaults import FIRST_STEPS, MODEL_PRESETS
 from webapp.wizard.drafts import draft_begin, proposals_fill, suggestion_apply
 from webapp.wizard.steps import (
     SLUGS,
@@ -33,13 +33,18 @@ UNPROCESSABLE = 422
 @require_GET
 @require_role(Role.PRACTITIONER)
 def plan_new(request: HttpRequest) -> HttpResponse:
-    """Begin a draft with working defaults; a preset that says everything opens at its review."""
+    """Begin a draft with working defaults; a preset that says everything opens at its review.
+
+    One that is about a model, without a model, opens at the goal as an empty draft does.
+    """
     preset, model = request.GET.get("preset", ""), None
     if wanted := request.GET.get("model"):
         model = visible_or_404(TeamModel, request.user, pk=wanted)
     team, owner = current_team(request), signed_in(request)
     plan = draft_begin(team=team, owner=owner, preset=preset, model=model)
-    return redirect("plan-step", plan.pk, FIRST_STEPS.get(preset, "goal"))
+    lacks_model = preset in MODEL_PRESETS and model is None
+    step = "goal" if lacks_model else FIRST_STEPS.get(preset, "goal")
+    return redirect("plan-step", plan.pk, step)
 
 
 @require_http_methods(["GET", "POST"])

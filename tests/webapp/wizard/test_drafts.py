@@ -7,6 +7,7 @@ from webapp.jobs.models import Job, JobState
 from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan
+from webapp.wizard.defaults import MODEL_PRESETS
 
 pytestmark = pytest.mark.django_db
 
@@ -108,3 +109,11 @@ def test_a_touched_draft_is_left_alone(walk):
     first.press("workload", global_batch_size=4)
 
     assert walk().plan_id != first.plan_id
+
+
+@pytest.mark.parametrize("preset", sorted(MODEL_PRESETS))
+def test_a_preset_about_a_model_opens_at_the_goal_without_one(alice, host, preset):
+    response = client_of(alice).get(f"/plans/new/?preset={preset}")
+
+    plan = Plan.objects.get(owner=alice)
+    assert response["Location"] == f"/plans/{plan.pk}/edit/goal/"
