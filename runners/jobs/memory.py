@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 from transformers import Cache, PreTrainedModel
 
+from runners.supervision.cgroup import memory_headroom
+
 PROC = Path("/proc/self")
 KIB = 1024
 RESET_PEAK_RSS = "5"  # proc(5): writing 5 to clear_refs resets VmHWM
@@ -68,6 +70,14 @@ class PeakMeter:
 def resident_bytes() -> int:
     """Return the bytes of physical memory that this process holds now."""
     return status_bytes("VmRSS")
+
+
+def free_host_bytes() -> int | None:
+    """Return the bytes of host memory that may still be taken; None where nobody says."""
+    told = Path("/proc/meminfo").read_text().splitlines()
+    found = [int(each.split()[1]) * KIB for each in told if each.startswith("MemAvailable:")]
+    room = memory_headroom()
+    return min(found if room is None else [*found, room], default=None)
 
 
 def release_free_memory() -> None:

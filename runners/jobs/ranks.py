@@ -96,23 +96,25 @@ class Ranks:
                 dist.broadcast(sent, src=self.lead)
                 tensor.copy_(sent)
 
-    def send(self, tensor: torch.Tensor, to: int) -> None:
-        """Give a tensor to another rank, which receives one of the same shape.
+    def send(self, tensor: torch.Tensor, to: int, group: dist.ProcessGroup | None = None) -> None:
+        """Give a tensor to another rank, which receives one of the same shape in that group.
 
         Raises:
             RankLostError: it did not take it in time.
         """
         with lost_rank_named(self):
-            dist.send(tensor.contiguous(), dst=to)
+            dist.send(tensor.contiguous(), dst=to, group=group)
 
-    def receive(self, tensor: torch.Tensor, sender: int) -> None:
-        """Fill a tensor with what another rank sends.
+    def receive(
+        self, tensor: torch.Tensor, sender: int, group: dist.ProcessGroup | None = None
+    ) -> None:
+        """Fill a tensor with what another rank sends in that group.
 
         Raises:
             RankLostError: nothing came in time.
         """
         with lost_rank_named(self):
-            dist.recv(tensor, src=sender)
+            dist.recv(tensor, src=sender, group=group)
 
     def join(self, model: PreTrainedModel) -> PreTrainedModel | DistributedDataParallel:
         """Return what to run forward: the model, with gradients averaged over the ranks.

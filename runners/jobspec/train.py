@@ -18,6 +18,7 @@ from runners.jobspec.data import HostText, MixedData, SampleOptions, TrainData
 from runners.jobspec.training_memory import LengthSchedule, TrainingMemory, check_lengths
 from runners.layout_options import LayoutOptions
 
+CheckpointWriting = Literal["background", "in_step"]
 TrainAttention = Literal["auto", "flash", "eager"]  # auto: as suits the device
 
 
@@ -30,7 +31,8 @@ class TrainSpec(TrainingMemory):
     ``length_schedule`` trains shares of the steps at shorter lengths first, in more rows.
     ``attention``: fused or as separate products; ``compiled``: layers run as compiled kernels.
     ``layout``: how the ranks share the work; without one each holds a whole copy. A pipeline that
-    may shrink divides its layers anew among the ranks that are left. The newest
+    may shrink divides its layers anew among the ranks that are left. ``checkpoint_writing``:
+    beside the steps, from a copy in host memory, or in the step that waits for it. The newest
     ``keep_checkpoints`` stay while it trains; ``early_stop_validations`` in a row without a
     better loss end it, if given. With the objective
     ``classification`` an encoder learns the label of each text, which the data must have, one
@@ -56,10 +58,16 @@ class TrainSpec(TrainingMemory):
     samples: SampleOptions = SampleOptions()  # of files: the host's own text comes in windows
     seed: int = 17
     checkpoint_every_seconds: PositiveFloat = 30.0
+    checkpoint_writing: CheckpointWriting = "background"
     keep_checkpoints: int = Field(default=1, ge=1, le=100)
     early_stop_validations: PositiveInt | None = None
     parallel: DataParallel = DataParallel()
     layout: LayoutOptions | None = None
+
+    @property
+    def writes_beside_steps(self) -> bool:
+        """Tell whether checkpoints are copied first; what waits on disk has no room for that."""
+        return self.checkpoint_writing == "background" and self.optimizer_offload != "disk"
 
     @model_validator(mode="after")
     def _ends_some_time(self) -> Self:

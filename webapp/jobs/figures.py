@@ -75,6 +75,8 @@ FIGURES: dict[str, tuple[str, str]] = {  # metric -> label, base unit
     "kl_divergence_nats": ("Divergence from the original", "nats per token"),
     "top_token_agreement": ("Same next token as the original", "share"),
     "final_loss": ("Final loss", "nats per token"),
+    "checkpoint_wait_seconds": ("Steps waited for checkpoints", "seconds"),
+    "checkpoint_copy_bytes": ("Copy of the states for checkpoints", "bytes"),
     **ENERGY,
 }
 MFU_NOTE = "the plan's FLOP a token times the measured speed, over the devices' peak"
@@ -86,6 +88,7 @@ UNPREDICTED = {
     "trainable_parameters", "optimizer_bytes",
     "accuracy", "f1", "data_classes",
     "data_perplexity", "data_loss", "data_documents", "data_held_out", "data_tokens",
+    "checkpoint_wait_seconds", "checkpoint_copy_bytes",
     "data_cut", "data_left_out", "padding_share", "label_share", "tasks_seconds", *ENERGY,
 }  # fmt: skip
 # The figure that stands for a job in the list, best first.

@@ -197,6 +197,11 @@ class PretrainForm(DataForm):
         ],
         "There are eight in a run; the weights are the last step's",
     )
+    checkpoint_writing = Option(
+        "Checkpoints",
+        [("background", "Written beside the steps"), ("in_step", "Written in a step")],
+        "Beside the steps they need host memory for one more copy of the states",
+    )
     on_spike = Option(
         "On a loss spike",
         [("stop", "Stop; the last checkpoint stays"), ("skip", "Pass over the step")],

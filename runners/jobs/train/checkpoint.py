@@ -53,10 +53,15 @@ def save_checkpoint(
     folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: TrainState
 ) -> Path:
     """Write one checkpoint and return its folder."""
+    return write_checkpoint(folder, Saved(*tables_of(model, optimizer), state))
+
+
+def tables_of(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return the trained weights and the optimiser's states by name, as they are now."""
     weights = {name: value.detach() for name, value in _trained(model).items()}
-    return write_checkpoint(
-        folder, Saved(weights, tensors_of(optimizer, _names(model, optimizer)), state)
-    )
+    return weights, tensors_of(optimizer, _names(model, optimizer))
 
 
 def write_checkpoint(folder: Path, saved: Saved) -> Path:

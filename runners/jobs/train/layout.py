@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -14,11 +15,13 @@ from runners.jobs.memory import gradient_bytes, model_bytes
 from runners.jobs.ranks import Ranks, lost_rank_named
 from runners.jobs.train.batches import IGNORED, Batch
 from runners.jobs.train.checkpoint import (
+    Saved,
     TrainState,
     load_latest,
-    save_checkpoint,
     share_progress,
+    tables_of,
 )
+from runners.jobs.train.checkpoint_writing import Staged
 from runners.jobspec import ComputeDtype
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -82,8 +85,8 @@ class Layout(Protocol):
     def gradient_bytes(self) -> int:
         """Return the bytes of the gradients that are held now."""
 
-    def save(self, folder: Path, optimizer: torch.optim.Optimizer, state: TrainState) -> None:
-        """Write a checkpoint, which the lead does for all; every rank calls it."""
+    def staged(self, optimizer: torch.optim.Optimizer, state: TrainState) -> Staged:
+        """Return this rank's part of a checkpoint as it is now; every rank calls it."""
 
     def resume(self, folder: Path, optimizer: torch.optim.Optimizer) -> TrainState | None:
         """Go on from the lead's newest checkpoint; None where it has none."""
@@ -177,10 +180,14 @@ class Replicas:
         """Return the bytes of the gradients that are held now."""
         return gradient_bytes(self.model)
 
-    def save(self, folder: Path, optimizer: torch.optim.Optimizer, state: TrainState) -> None:
-        """Write a checkpoint, which the lead does for all."""
-        if self._ranks.is_lead:
-            save_checkpoint(folder, self.model, optimizer, state)
+    def staged(self, optimizer: torch.optim.Optimizer, state: TrainState) -> Staged:
+        """Return the checkpoint as it is now, which is the lead's."""
+        if not self._ranks.is_lead:
+            return Staged({}, lambda _parts: None)
+        weights, states = tables_of(self.model, optimizer)
+        then = replace(state)  # the trainer's own goes on
+        parts = {"weights": weights, "optimizer": states}
+        return Staged(parts, lambda kept: Saved(kept["weights"], kept["optimizer"], then))
 
     def resume(self, folder: Path, optimizer: torch.optim.Optimizer) -> TrainState | None:
         """Take the lead's weights, and where it has a checkpoint its states and progress.

@@ -142,6 +142,7 @@ def _measured(trainer: Trainer, peak: Peak) -> dict[str, float]:
         "tokens": float(state.tokens),
         "steps": float(state.step),
         "training_seconds": state.elapsed_seconds,
+        **trainer.writer.figures(),
     }
 
 
@@ -170,6 +171,8 @@ def _notes(prepared: Prepared, peak: Peak) -> dict[str, str]:
         )
     if not trainer.ranks.is_alone:
         notes["ranks"] = _ranks_note(trainer)
+    if trainer.writer.num_written:
+        notes["checkpoint_wait_seconds"] = trainer.writer.note()
     if trainer.is_over:
         notes["early_stop"] = trainer.patience.note(trainer.state)
     if trainer.resumed_at_step is not None:

@@ -16,7 +16,8 @@ from runners.jobs.ranks import ALONE, Ranks
 from runners.jobs.runtime import BadInputError, Job
 from runners.jobs.tokenizer import TokenIds
 from runners.jobs.train.batches import Batch, Batches
-from runners.jobs.train.checkpoint import TrainState, forget_older
+from runners.jobs.train.checkpoint import TrainState
+from runners.jobs.train.checkpoint_writing import CheckpointWriter
 from runners.jobs.train.compiled_layers import PLAIN_STEPS, CompiledLayers
 from runners.jobs.train.fused_updates import FusedUpdate
 from runners.jobs.train.guard import SpikeGuard
@@ -86,6 +87,7 @@ class Trainer:
         )
         self.scale = LossScale() if spec.compute_dtype == "fp16" else None
         self.patience = Patience(spec.early_stop_validations)
+        self.writer = CheckpointWriter(self.job.checkpoint_dir, spec.keep_checkpoints)
         self._data_seconds = 0.0  # of the step under way
         self._next_metric_at = 0.0
         self._next_line_at = 0.0
@@ -110,17 +112,25 @@ class Trainer:
             RankLostError: another rank was silent for longer than the job allows.
             DivergedError: the loss leapt, or is no number any more.
         """
+        try:
+            return self._train()
+        finally:
+            self.writer.abandon(self.spec.parallel.rank_timeout_seconds)
+
+    def _train(self) -> bool:
         self.model.train()
         self.layout.begin()
         while True:
             is_stopped, is_due = self._agree()
+            self._tell_written()
             if is_due and not is_stopped:
-                self.checkpoint()
+                self.checkpoint(beside_steps=self.spec.writes_beside_steps)
             if self.is_over:
                 self.job.emitter.say(self.ranks.name + self.patience.note(self.state))
             if self.pace.fraction(self.state) >= 1.0 or self.is_over:
                 if self.compiled is not None:
                     self.compiled.end()
+                self.writer.finish()
                 return True
             if is_stopped:
                 self.checkpoint()
@@ -138,23 +148,43 @@ class Trainer:
         asks = counts and self.job.stop_requested.is_set()
         elapsed = self.state.elapsed_seconds if self.ranks.is_lead else 0.0
         since = time.monotonic() - self._last_checkpoint_at
-        is_due = self.ranks.is_lead and since >= self.spec.checkpoint_every_seconds
+        is_due = since >= self.spec.checkpoint_every_seconds and not self.writer.is_busy
         is_over = self.ranks.is_lead and self.patience.is_over(self.state)
-        told = [float(asks), float(is_due), float(is_over), elapsed]
+        told = [float(asks), float(is_due and self.ranks.is_lead), float(is_over), elapsed]
         num_asking, due, over, self.state.elapsed_seconds = self.ranks.total(told)
         self.is_over = over > 0
         return num_asking > 0, due > 0
 
-    def checkpoint(self) -> None:
-        """Save model, optimizer and progress, which the lead does for all."""
+    def checkpoint(self, *, beside_steps: bool = False) -> None:
+        """Save model, optimizer and progress, which the lead does for all.
+
+        Raises:
+            RankLostError: another rank was silent for longer than the job allows.
+            OSError: it could not be written, as on a full disk; the one before stands.
+        """
+        waited = self.writer.waited_seconds
         self.layout.synchronise()
         if self.scale is not None:
             scale = self.scale
             self.state.loss_scale, self.state.scaled_steps = scale.value, scale.good_steps
-        self.layout.save(self.job.checkpoint_dir, self.optimizer, self.state)
-        if self.ranks.is_lead:
-            forget_older(self.job.checkpoint_dir, self.spec.keep_checkpoints)
+        staged = self.layout.staged(self.optimizer, self.state)
+        if beside_steps:
+            self.writer.begin(staged)
+        else:
+            self.writer.write(staged)
         self._last_checkpoint_at = time.monotonic()
+        seconds = self.writer.waited_seconds - waited
+        self.job.emitter.metric({"checkpoint_wait_seconds": seconds}, step=self.state.step)
+
+    def _tell_written(self) -> None:
+        """Say how long the newest checkpoint took beside the steps, or what kept it from disk.
+
+        Raises:
+            RankLostError, OSError: as ``checkpoint`` does.
+        """
+        self.writer.check()
+        if news := self.writer.news():
+            self.job.emitter.metric(news, step=self.state.step)
 
     def make_step(self) -> dict[str, float]:
         """Make one step of the optimiser on its micro-batches, and return what is said of it."""

@@ -95,8 +95,18 @@ class Registry:
             found[box.name] = tuple(map(max, had, ends))
         return found
 
-    def gather(self, parts: Mapping[Box, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def given(self, parts: Mapping[Box, torch.Tensor]) -> dict[Box, torch.Tensor]:
+        """Return those of this rank's parts that a gather takes from it and not from others."""
+        return {
+            box: part for box, part in parts.items() if self._holders[box][0] == self._ranks.rank
+        }
+
+    def gather(
+        self, parts: Mapping[Box, torch.Tensor], group: dist.ProcessGroup | None = None
+    ) -> dict[str, torch.Tensor]:
         """Return the whole tensors on the lead, in host memory; nothing on the others.
+
+        ``parts`` are at least those that this rank gives.
 
         Raises:
             RankLostError: a rank did not send in time.
@@ -111,10 +121,10 @@ class Registry:
             if owner == me == lead:
                 box.within(whole[box.name]).copy_(parts[box].detach())
             elif owner == me:
-                self._ranks.send(parts[box].detach().cpu(), lead)
+                self._ranks.send(parts[box].detach().cpu(), lead, group)
             elif me == lead:
                 received = torch.empty(box.size, dtype=whole[box.name].dtype)
-                self._ranks.receive(received, owner)
+                self._ranks.receive(received, owner, group)
                 box.within(whole[box.name]).copy_(received)
         return whole
 

@@ -3,7 +3,8 @@
 import copy
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,7 +16,8 @@ from runners.jobs.ranks import Ranks, lost_rank_named
 from runners.jobs.runtime import BadInputError
 from runners.jobs.skeleton import fill, skeleton
 from runners.jobs.train.batches import Batch
-from runners.jobs.train.checkpoint import Saved, TrainState, read_latest, write_checkpoint
+from runners.jobs.train.checkpoint import Saved, TrainState, read_latest
+from runners.jobs.train.checkpoint_writing import Staged, Tensors
 from runners.jobs.train.layout import AUTOCAST, StepLoss, summed_loss
 from runners.jobs.train.layouts.axes import Axes
 from runners.jobs.train.layouts.boxes import Box, Registry, Trained
@@ -46,6 +48,8 @@ from runners.jobs.train.layouts.tensor import divide_matrices, own_box
 from runners.jobspec import ComputeDtype
 from runners.layout_options import SHARDED_GRADIENTS, SHARDED_WEIGHTS, LayoutOptions
 
+WEIGHTS = "weights"  # the table of a checkpoint that is of no optimiser
+
 
 class Divided:
     """One rank's part: its stages' weights, its share of the states, its piece of the data."""
@@ -70,6 +74,7 @@ class Divided:
         self._options, self._device, self._ranks = options, device, ranks
         self._dtype = AUTOCAST.get(compute_dtype)
         self._axes = Axes(options, ranks, device.type)
+        self._aside = dist.new_group(backend="gloo")  # of checkpoints, beside the steps
         self._config = copy.deepcopy(model.config)
         self._generation = getattr(model, "generation_config", None)
         self.stages = self._own_stages(model)
@@ -195,22 +200,35 @@ class Divided:
             found.generation_config = self._generation
         return found
 
-    def save(self, folder: Path, optimizer: torch.optim.Optimizer, state: TrainState) -> None:
-        """Write a checkpoint of the whole weights and states, which the lead does for all.
+    def staged(self, optimizer: torch.optim.Optimizer, state: TrainState) -> Staged:
+        """Return what this rank gives of a checkpoint: its parts of the weights and moments."""
+        given, held = self._registry.given, self._states.held
+        parts: dict[str, Tensors] = {WEIGHTS: given(self._weights())}
+        for key in _moment_names(optimizer):
+            parts[key] = given({each.box: optimizer.state[each.tensor][key] for each in held})
+        steps = [float(each["step"]) for each in optimizer.state.values() if "step" in each]
+        then = replace(state)  # the trainer's own goes on
+        return Staged(parts, lambda kept: self._collected(kept, then, steps))
+
+    def _collected(
+        self, parts: Mapping[str, Tensors], state: TrainState, steps: Sequence[float]
+    ) -> Saved | None:
+        """Return the whole checkpoint on the lead, from the parts of all ranks.
 
         Raises:
             RankLostError: a rank did not send its part in time.
         """
-        weights = self._registry.gather(self._weights())
-        moments: dict[str, torch.Tensor] = {}
-        for key in _moment_names(optimizer):
-            parts = {each.box: optimizer.state[each.tensor][key] for each in self._states.held}
-            whole = self._registry.gather(parts)
-            moments |= {f"{name}.{key}": tensor for name, tensor in whole.items()}
-        if self._ranks.is_lead:
-            steps = [float(each["step"]) for each in optimizer.state.values() if "step" in each]
-            moments |= {f"{name}.step": torch.tensor(steps[0]) for name in weights if steps}
-            write_checkpoint(folder, Saved(weights, moments, state))
+        whole = {key: self._registry.gather(table, self._aside) for key, table in parts.items()}
+        if not self._ranks.is_lead:
+            return None
+        weights = whole.pop(WEIGHTS)
+        moments = {
+            f"{name}.{key}": tensor
+            for key, table in whole.items()
+            for name, tensor in table.items()
+        }
+        moments |= {f"{name}.step": torch.tensor(steps[0]) for name in weights if steps}
+        return Saved(weights, moments, state)
 
     def resume(self, folder: Path, optimizer: torch.optim.Optimizer) -> TrainState | None:
         """Take this rank's part of the lead's newest checkpoint; None where it has none.
@@ -228,7 +246,7 @@ class Divided:
         self._registry.scatter(saved.weights if saved else {}, self._weights())
         self._states.spread()
         whole = saved.optimizer if saved else {}
-        for each in self._states.held:
+        for each in self._states.held if moments else ():  # none before the first step
             optimizer.state[each.tensor]["step"] = torch.tensor(step)
         for name in moments:
             parts = {each.box: torch.zeros_like(each.tensor.data) for each in self._states.held}

@@ -86,6 +86,7 @@ def train(name: str, options: dict[str, Any], ranks: Ranks, folder: Path, victim
         ranks,
         folder,
         checkpoint_every_seconds=EVERY_STEP,
+        checkpoint_writing="in_step",  # the last one is that of the last step
         parallel=policy,
     )
 

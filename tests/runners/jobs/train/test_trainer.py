@@ -126,7 +126,8 @@ def test_a_training_that_learns_on_is_not_ended(make_trainer):
 
 
 def test_as_many_checkpoints_stay_as_are_asked_for(make_trainer):
-    trainer = make_trainer(keep_checkpoints=2, checkpoint_every_seconds=1e-6, max_steps=6)
+    asked = {"keep_checkpoints": 2, "checkpoint_every_seconds": 1e-6, "max_steps": 6}
+    trainer = make_trainer(checkpoint_writing="in_step", **asked)
 
     trainer.run()
 

@@ -1,0 +1,149 @@
+"""Trainings that write their checkpoints beside the steps, on a disk that is slow or torn away.
+
+``python -m tests.runners.jobs.train.slowed FOLDER [CASE]``: each case trains on forked gloo ranks
+writing every checkpoint in its step, then beside the steps on a slow disk, then once more until
+the lead is killed in the middle of a write, and goes on from what that left.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import torch.distributed as dist
+
+from runners.jobs.ranks import ALONE, RankLostError, Ranks
+from tests.runners.jobs.train.killed import EVERY_STEP, EXIT_LOST, size_of
+from tests.runners.jobs.train.laid_out import (
+    DP,
+    PP,
+    TP,
+    ZERO,
+    Seen,
+    _import_what_training_imports,
+    trainer_of,
+)
+from tests.stack import free_port
+
+STEPS = 16
+SLOW_STEPS = 2  # that are made while each of a checkpoint's two files is written
+PATIENCE_SECONDS = 60.0
+TORN = 3  # which checkpoint the lead is killed in
+FROM_THE_START = "pipeline"  # here it is the second: what is left is of before the first step
+# A layout, and the one in which the killed training goes on: the same, or of other ranks.
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "alone": ({}, {}),
+    "data parallel": (DP, {}),
+    "ZeRO-3": (ZERO["ZeRO-3"], {}),
+    "pipeline": (PP, PP),
+    "tensor": (TP, {}),
+}
+Save = Callable[[Mapping[str, torch.Tensor], Path], None]
+save_file: Save = safetensors.torch.save_file
+
+
+class Disk:
+    """A disk as slow as some steps, which notes how many were made until a file stands."""
+
+    def __init__(self, trainer: Seen, *, tears_at: int = 0) -> None:
+        self.trainer, self.tears_at = trainer, tears_at
+        self.passed: list[int] = []  # steps that were made while a file was written
+        self._files = 0
+
+    def save(self, tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+        self._files += 1
+        before = self.trainer.state.step
+        until, deadline = min(STEPS, before + SLOW_STEPS), time.monotonic() + PATIENCE_SECONDS
+        while self.trainer.state.step < until and time.monotonic() < deadline:
+            time.sleep(0.002)
+        save_file(tensors, path)
+        if self._files == self.tears_at:
+            os.truncate(path, path.stat().st_size // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.passed.append(self.trainer.state.step - before)
+
+
+def train(part: str, options: dict[str, Any], ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """Train one part of a case to its end, and return what this rank saw."""
+    changes = {"checkpoint_every_seconds": EVERY_STEP, "keep_checkpoints": 100}
+    how = "in_step" if part == "in_step" else "background"
+    trainer = trainer_of(
+        "llama", options or None, ranks, folder,
+        max_steps=STEPS, checkpoint_writing=how, **changes,
+    )  # fmt: skip
+    torn = TORN - 1 if folder.parent.name == FROM_THE_START else TORN
+    disk = Disk(trainer, tears_at=2 * torn if part == "killed" else 0)  # in its states
+    if part in {"beside", "killed"}:
+        safetensors.torch.save_file = disk.save
+    trainer.resume()
+    trainer.run()
+    safetensors.torch.save_file = save_file
+    return {
+        "losses": [each["loss"] for each in trainer.values],
+        "resumed_at_step": trainer.resumed_at_step,
+        "passed": disk.passed,
+        "waited_seconds": trainer.writer.waited_seconds,
+        "written_seconds": trainer.writer.written_seconds,
+        "copied_bytes": trainer.writer.copied_bytes,
+        "num_written": trainer.writer.num_written,
+    }
+
+
+def _on_rank(part: str, options: dict[str, Any], rank: int, port: int, said: Path) -> None:
+    ranks, size = ALONE, size_of(options)
+    if size > 1:
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=60))
+        ranks = Ranks(rank, size, lead=0, local_rank=rank)
+    work = said.parent / ("killed-work" if part in {"killed", "resumed"} else f"{part}-work")
+    found = train(part, options, ranks, work)
+    (said / f"{rank}.json").write_text(json.dumps(found))
+    if size > 1:
+        dist.barrier()
+
+
+def run(part: str, options: dict[str, Any], said: Path) -> list[int]:
+    """Run a part on forked ranks; return how each ended, signals below 0."""
+    said.mkdir(parents=True, exist_ok=True)
+    port, pids = free_port(), []
+    for rank in range(size_of(options)):
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                _on_rank(part, options, rank, port, said)
+                code = 0
+            except RankLostError:
+                code = EXIT_LOST
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        pids.append(pid)
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+
+
+def main() -> None:
+    """Run all cases, or those named, below the folder."""
+    torch.set_num_threads(1)
+    _import_what_training_imports()
+    folder = Path(sys.argv[1])
+    for name, (options, then) in CASES.items():
+        if sys.argv[2:] and name not in sys.argv[2:]:
+            continue
+        parts = {"in_step": options, "beside": options, "killed": options, "resumed": then}
+        ends = {part: run(part, each, folder / name / part) for part, each in parts.items()}
+        (folder / name / "ends.json").write_text(json.dumps(ends))
+
+
+if __name__ == "__main__":
+    main()

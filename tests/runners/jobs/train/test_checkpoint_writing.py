@@ -1,0 +1,233 @@
+"""Checkpoints that are written beside the steps: whole, of their own step, not in the way."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import safetensors.torch
+import torch
+
+from runners.jobs.events import read_events
+from runners.jobs.train import checkpoint_writing
+from runners.jobs.train.checkpoint import Saved, TrainState, checkpoints, read_latest
+from runners.jobs.train.checkpoint_writing import CheckpointWriter, Staged
+from tests.runners.jobs.harness import PROJECT, tiny_training
+from tests.runners.jobs.train.killed import EXIT_LOST
+from tests.runners.jobs.train.slowed import CASES, FROM_THE_START, SLOW_STEPS, STEPS
+from tests.runners.jobs.train.training import tiny_trainer
+
+FULL = r"No space left|File too large|I/O error"
+LOSS_TOLERANCE = 5e-6  # nats, as between layouts
+SLOW_SECONDS = 0.15
+EACH = pytest.mark.parametrize("name", CASES)
+
+
+# One process
+
+
+def staged(step: int, size: int = 4) -> Staged:
+    state, weights = TrainState(step=step), {"w": torch.full((size,), float(step))}
+    return Staged({"weights": weights}, lambda kept: Saved(kept["weights"], {}, state))
+
+
+@pytest.fixture
+def slow_disk(monkeypatch):
+    save_file = safetensors.torch.save_file
+
+    def save(*args):
+        time.sleep(SLOW_SECONDS)
+        save_file(*args)
+
+    monkeypatch.setattr(safetensors.torch, "save_file", save)
+
+
+def test_what_is_written_is_the_copy_and_not_what_the_steps_made_of_it(tmp_path, slow_disk):
+    writer, asked = CheckpointWriter(tmp_path, keep=1), staged(3)
+    writer.begin(asked)
+    assert writer.is_busy
+    asked.parts["weights"]["w"].fill_(99.0)
+    assert checkpoints(tmp_path) == []
+    writer.finish()
+
+    found = read_latest(tmp_path)
+    assert found is not None
+    assert found.state.step == 3
+    assert found.weights["w"].tolist() == [3.0] * 4
+    assert writer.figures()["checkpoint_copy_bytes"] == 16
+
+
+def test_one_is_written_at_a_time_and_the_newest_are_kept(tmp_path, slow_disk):
+    writer = CheckpointWriter(tmp_path, keep=2)
+    began = time.monotonic()
+    for step in (1, 2, 3):
+        writer.begin(staged(step))
+        assert len(list(tmp_path.glob(".step-*-building"))) <= 1
+    writer.finish()
+
+    assert time.monotonic() - began >= 3 * 2 * SLOW_SECONDS
+    assert [each.name for each in checkpoints(tmp_path)] == ["step-00000002", "step-00000003"]
+    assert writer.num_written == 3
+    assert writer.written_seconds >= 3 * 2 * SLOW_SECONDS
+
+
+def test_a_full_disk_is_told_at_the_next_step_and_the_last_whole_one_stays(small_disk):
+    writer = CheckpointWriter(small_disk, keep=1)
+    writer.begin(staged(3))
+    writer.finish()
+    writer.begin(staged(4, size=200_000))
+    while writer.is_busy:
+        time.sleep(0.01)
+    with pytest.raises(Exception, match=FULL):
+        writer.check()
+    assert [each.name for each in small_disk.iterdir()] == ["step-00000003"]
+
+    writer.begin(staged(5))  # there is room again
+    writer.finish()
+    assert [each.name for each in small_disk.iterdir()] == ["step-00000005"]
+
+
+def test_a_training_on_a_full_disk_ends_by_it_and_not_at_its_end(make_job, small_disk):
+    spec = tiny_training(max_steps=2000, checkpoint_every_seconds=1e-6)
+    trainer = tiny_trainer(make_job(spec))
+    trainer.writer.folder = small_disk
+
+    with pytest.raises(Exception, match=FULL):
+        trainer.run()
+
+    assert 0 < trainer.state.step < 2000
+    assert list(small_disk.iterdir()) == []
+
+
+def test_without_room_for_a_copy_it_is_written_in_its_step_and_said_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_writing, "free_host_bytes", lambda: 19)  # of 16, and a quarter
+    writer = CheckpointWriter(tmp_path, keep=1)
+    writer.begin(staged(1))
+    assert not writer.is_busy
+    assert [each.name for each in checkpoints(tmp_path)] == ["step-00000001"]
+    assert "host memory had no room for a copy" in writer.note()
+    monkeypatch.setattr(checkpoint_writing, "free_host_bytes", lambda: 20)
+    assert staged(1).has_room()
+
+
+@pytest.mark.parametrize("how", ["in_step", "background"])
+def test_steps_wait_for_the_copy_alone(make_job, events_path, slow_disk, how):
+    spec = tiny_training(max_steps=30, checkpoint_every_seconds=1e-6, checkpoint_writing=how)
+    trainer = tiny_trainer(make_job(spec))
+    trainer.run()
+    trainer.job.emitter.close()
+    values = [
+        each["body"]["values"] for each in read_events(events_path) if each["kind"] == "metric"
+    ]
+    waits = [
+        each["checkpoint_wait_seconds"] for each in values if "checkpoint_wait_seconds" in each
+    ]
+
+    beside = how == "background"
+    assert len(waits) == trainer.writer.num_written >= (2 if beside else 30)
+    assert all((each < SLOW_SECONDS) == beside for each in waits)
+    assert any("checkpoint_write_seconds" in each for each in values)
+    last = trainer.writer.figures()
+    states = sum(each.nbytes for each in trainer.model.parameters()) * 3
+    assert last["checkpoint_copy_bytes"] == (pytest.approx(states, rel=0.01) if beside else 0)
+    assert ("beside the steps" in trainer.writer.note()) == beside
+
+
+def test_moments_on_disk_are_not_copied_into_memory(make_job):
+    away = tiny_training(optimizer_offload="disk", checkpoint_every_seconds=1e-6, max_steps=3)
+    trainer = tiny_trainer(make_job(away))
+
+    trainer.run()
+
+    assert away.checkpoint_writing == "background"
+    assert trainer.writer.num_written == 4
+    assert trainer.writer.copied_bytes == 0
+
+
+def test_a_stop_is_followed_by_a_checkpoint_of_its_own_step(make_job, slow_disk):
+    trainer = tiny_trainer(make_job(tiny_training(max_steps=100, checkpoint_every_seconds=1e-6)))
+    after = trainer._after_step
+
+    def stop(*args):
+        after(*args)
+        if trainer.state.step == 5:
+            trainer.job.stop_requested.set()
+
+    trainer._after_step = stop
+    assert not trainer.run()
+
+    saved = read_latest(trainer.job.checkpoint_dir)
+    assert saved is not None
+    assert saved.state.step == 5
+    for name, weight in trainer.model.named_parameters():
+        assert torch.equal(saved.weights[name], weight)
+
+
+# Several ranks, and a lead that is killed
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    found = tmp_path_factory.mktemp("slowed")
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.runners.jobs.train.slowed", str(found)],
+        cwd=PROJECT, capture_output=True, text=True, timeout=420, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    return found
+
+
+def told(folder, name, part, rank=0):
+    return json.loads((folder / name / part / f"{rank}.json").read_text())
+
+
+def kept(folder, name, part):
+    return {each.name: each for each in checkpoints(folder / name / f"{part}-work" / "checkpoint")}
+
+
+@pytest.mark.equality
+@pytest.mark.slow
+@EACH
+def test_each_checkpoint_is_that_of_its_step_though_the_steps_went_on(folder, name):
+    ends = json.loads((folder / name / "ends.json").read_text())
+    found, every = kept(folder, name, "beside"), kept(folder, name, "in_step")
+    seen = told(folder, name, "beside")
+
+    assert not any(ends["in_step"] + ends["beside"])
+    assert len(every) == STEPS + 1
+    assert 3 <= len(found) == seen["num_written"] < len(every)
+    assert min(seen["passed"][:4]) >= SLOW_STEPS  # while both files of the first two were written
+    for step, at in found.items():
+        for file in ("model.safetensors", "optimizer.safetensors"):
+            assert (at / file).read_bytes() == (every[step] / file).read_bytes(), (step, file)
+    assert seen["losses"] == told(folder, name, "in_step")["losses"]
+
+
+@pytest.mark.equality
+@pytest.mark.slow
+@EACH
+def test_steps_wait_for_less_than_the_disk_takes_in_every_layout(folder, name):
+    seen = told(folder, name, "beside")
+
+    # A copy, and the end of the last one: not the steps that passed while the others were written.
+    assert seen["waited_seconds"] < 0.7 * seen["written_seconds"]
+    assert seen["copied_bytes"] > 0
+
+
+@pytest.mark.equality
+@pytest.mark.slow
+@EACH
+def test_a_kill_in_the_middle_of_a_write_leaves_the_last_whole_one(folder, name):
+    ends = json.loads((folder / name / "ends.json").read_text())
+    losses = told(folder, name, "in_step")["losses"]
+    again = told(folder, name, "resumed")
+    at = again["resumed_at_step"]
+
+    assert ends["killed"] == [-signal.SIGKILL] + [EXIT_LOST] * (len(ends["killed"]) - 1)
+    assert not any(ends["resumed"])
+    assert (at == 0) == (name == FROM_THE_START)
+    assert at < STEPS
+    assert f"step-{at:08d}" in kept(folder, name, "killed")
+    assert again["losses"] == pytest.approx(losses[at:], abs=LOSS_TOLERANCE)
