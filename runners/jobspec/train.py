@@ -34,7 +34,8 @@ class TrainSpec(TrainingMemory):
     may shrink divides its layers anew among the ranks that are left. ``checkpoint_writing``:
     beside the steps, from a copy in host memory, or in the step that waits for it. The newest
     ``keep_checkpoints`` stay while it trains; ``early_stop_validations`` in a row without a
-    better loss end it, if given. With the objective
+    better loss end it, if given. With ``keep_best`` it leaves the weights of the step whose
+    held-out loss was the lowest, where one was taken on the way. With the objective
     ``classification`` an encoder learns the label of each text, which the data must have, one
     text a row; the host's own are passages of code by the package that they are of.
     """
@@ -61,6 +62,7 @@ class TrainSpec(TrainingMemory):
     checkpoint_writing: CheckpointWriting = "background"
     keep_checkpoints: int = Field(default=1, ge=1, le=100)
     early_stop_validations: PositiveInt | None = None
+    keep_best: bool = True
     parallel: DataParallel = DataParallel()
     layout: LayoutOptions | None = None
 

@@ -75,6 +75,7 @@ FIGURES: dict[str, tuple[str, str]] = {  # metric -> label, base unit
     "kl_divergence_nats": ("Divergence from the original", "nats per token"),
     "top_token_agreement": ("Same next token as the original", "share"),
     "final_loss": ("Final loss", "nats per token"),
+    "exported_step": ("Step of the weights that it leaves", ""),
     "checkpoint_wait_seconds": ("Steps waited for checkpoints", "seconds"),
     "checkpoint_copy_bytes": ("Copy of the states for checkpoints", "bytes"),
     **ENERGY,
@@ -88,7 +89,7 @@ UNPREDICTED = {
     "trainable_parameters", "optimizer_bytes",
     "accuracy", "f1", "data_classes",
     "data_perplexity", "data_loss", "data_documents", "data_held_out", "data_tokens",
-    "checkpoint_wait_seconds", "checkpoint_copy_bytes",
+    "checkpoint_wait_seconds", "checkpoint_copy_bytes", "exported_step",
     "data_cut", "data_left_out", "padding_share", "label_share", "tasks_seconds", *ENERGY,
 }  # fmt: skip
 # The figure that stands for a job in the list, best first.

@@ -161,6 +161,7 @@ def _train_fields(values: dict[str, Any], best: PlannedStrategy) -> dict[str, An
         "quantized": _integers(values),
         "on_spike": values.get("on_spike") or "stop",
         "early_stop_validations": EARLY_STOPS.get(str(values.get("early_stop"))),
+        "keep_best": values.get("exported_weights") != "last",
         "checkpoint_writing": values.get("checkpoint_writing") or "background",
         "attention": values.get("attention") or "auto",
         "compiled": values.get("training_step") == "compiled",

@@ -42,6 +42,7 @@ _TRAINING = {
     "rounding": "none",
     "on_spike": "stop",
     "early_stop": "never",
+    "exported_weights": "best",
     "checkpoint_writing": "background",
     "attention": "auto",
     "training_step": "plain",

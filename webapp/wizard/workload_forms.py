@@ -195,7 +195,12 @@ class PretrainForm(DataForm):
             ("2", "After two validations without gain"),
             ("3", "After three validations without gain"),
         ],
-        "There are eight in a run; the weights are the last step's",
+        "There are eight in a run",
+    )
+    exported_weights = Option(
+        "Weights that it leaves",
+        [("best", "Those with the lowest held-out loss"), ("last", "The last step's")],
+        "Judged eight times in a run; the best ones lie on the host's disk meanwhile",
     )
     checkpoint_writing = Option(
         "Checkpoints",

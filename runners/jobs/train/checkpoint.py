@@ -8,7 +8,7 @@ and states are whole and under their names, so that any layout of ranks goes on 
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -60,8 +60,19 @@ def tables_of(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Return the trained weights and the optimiser's states by name, as they are now."""
-    weights = {name: value.detach() for name, value in _trained(model).items()}
-    return weights, tensors_of(optimizer, _names(model, optimizer))
+    return trained_weights(model), tensors_of(optimizer, _names(model, optimizer))
+
+
+def trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return what training changes of a model by name, as it is now."""
+    return {name: value.detach() for name, value in _trained(model).items()}
+
+
+def fill_weights(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    """Give a model what training had changed."""
+    with torch.no_grad():
+        for name, parameter in _trained(model).items():
+            parameter.copy_(weights[name])
 
 
 def write_checkpoint(folder: Path, saved: Saved) -> Path:
@@ -125,9 +136,7 @@ def load_latest(
     saved = read_latest(folder)
     if saved is None:
         return None
-    with torch.no_grad():
-        for name, parameter in _trained(model).items():
-            parameter.copy_(saved.weights[name])
+    fill_weights(model, saved.weights)
     fill(optimizer, _names(model, optimizer), saved.optimizer)
     return saved.state
 

@@ -73,6 +73,7 @@ def _train(job: Job, spec: TrainSpec, ranks: Ranks) -> tuple[Prepared, Peak] | N
     whole = trainer.layout.whole()
     if whole is not None:
         trainer.model = whole
+        trainer.take_best_weights()
     return prepared, peak
 
 

@@ -131,7 +131,7 @@ def _publish_adapter(prepared: Prepared, lora: Lora) -> dict[str, float]:
 
 def _measured(trainer: Trainer, peak: Peak) -> dict[str, float]:
     step_seconds = statistics.median(steady(trainer.step_seconds or [0.0]))
-    state = trainer.state
+    state, best = trainer.state, trainer.best.exported
     tokens = state.tokens / max(1, state.step)
     return {
         "tokens_per_second": tokens / step_seconds if step_seconds else 0.0,
@@ -143,6 +143,7 @@ def _measured(trainer: Trainer, peak: Peak) -> dict[str, float]:
         "steps": float(state.step),
         "training_seconds": state.elapsed_seconds,
         **trainer.writer.figures(),
+        **({"exported_step": float(best.step)} if best else {}),
     }
 
 
@@ -169,10 +170,18 @@ def _notes(prepared: Prepared, peak: Peak) -> dict[str, str]:
             "; the base was held in nf4 while it trained, and the adapter is merged into the base "
             "of the full width, which its 4-bit copy does not read text exactly as"
         )
+    return notes | _course_notes(trainer)
+
+
+def _course_notes(trainer: Trainer) -> dict[str, str]:
+    """Return how the training went: on which ranks, from where on, until when."""
+    notes = {}
     if not trainer.ranks.is_alone:
         notes["ranks"] = _ranks_note(trainer)
     if trainer.writer.num_written:
         notes["checkpoint_wait_seconds"] = trainer.writer.note()
+    if trainer.best.exported is not None:
+        notes["exported_step"] = f"the weights are {trainer.best.note()}"
     if trainer.is_over:
         notes["early_stop"] = trainer.patience.note(trainer.state)
     if trainer.resumed_at_step is not None:

@@ -26,6 +26,5 @@ class Patience:
         """Return in words why the training ended where it did."""
         return (
             f"ended after step {state.step}: {state.validations_without_gain} validations in a "
-            f"row brought no loss below {state.best_validation_loss:.4f} nats; the weights are "
-            "the last step's"
+            f"row brought no loss below {state.best_validation_loss:.4f} nats"
         )

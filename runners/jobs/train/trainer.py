@@ -16,6 +16,7 @@ from runners.jobs.ranks import ALONE, Ranks
 from runners.jobs.runtime import BadInputError, Job
 from runners.jobs.tokenizer import TokenIds
 from runners.jobs.train.batches import Batch, Batches
+from runners.jobs.train.best import BestWeights, JudgedStep
 from runners.jobs.train.checkpoint import TrainState
 from runners.jobs.train.checkpoint_writing import CheckpointWriter
 from runners.jobs.train.compiled_layers import PLAIN_STEPS, CompiledLayers
@@ -87,6 +88,7 @@ class Trainer:
         )
         self.scale = LossScale() if spec.compute_dtype == "fp16" else None
         self.patience = Patience(spec.early_stop_validations)
+        self.best = BestWeights(self.job.checkpoint_dir)
         self.writer = CheckpointWriter(self.job.checkpoint_dir, spec.keep_checkpoints)
         self._data_seconds = 0.0  # of the step under way
         self._next_metric_at = 0.0
@@ -295,6 +297,20 @@ class Trainer:
                 found = self.validation(model)
             self.job.emitter.metric(found, step=self.state.step)
             self.patience.take(self.state, found["validation_loss"])
+            if self.spec.keep_best:
+                self.best.take(model, JudgedStep(self.state.step, found["validation_loss"]))
+
+    def take_best_weights(self) -> None:
+        """Judge the last weights too, and go back to the best ones; the lead asks, at the end."""
+        if not self.spec.keep_best or self.best.kept() is None:
+            return
+        step, last = self.state.step, self.best.last
+        if last is None or last.step != step:
+            found = self.validation(self.model)
+            self.job.emitter.metric(found, step=step)
+            last = JudgedStep(step, found["validation_loss"])
+        self.best.put_back(self.model, last)
+        self.job.emitter.say(f"{self.ranks.name}the weights are {self.best.note()}")
 
     def validation(self, model: PreTrainedModel) -> dict[str, float]:
         """Return how a model does on what no step learns from: its mean loss in nats, and more."""

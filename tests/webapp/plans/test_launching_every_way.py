@@ -217,6 +217,21 @@ def test_validations_without_gain_end_a_training_if_asked(plan, said, waits):
     assert launch_of(made).spec.early_stop_validations == waits
 
 
+@pytest.mark.parametrize("goal", ["pretrain", "finetune"])
+def test_how_checkpoints_are_written_and_which_weights_stay_is_a_choice(plan, goal):
+    made = plan(goal, "demo" if goal == "pretrain" else "team")
+    usual = launch_of(made).spec
+    asked = {"checkpoint_writing": "in_step", "exported_weights": "last"}
+    made.draft["workload"][goal] |= asked
+    other = launch_of(made).spec
+
+    assert (usual.checkpoint_writing, usual.keep_best) == ("background", True)
+    assert (other.checkpoint_writing, other.keep_best) == ("in_step", False)
+    for name in asked:  # an older draft has neither
+        del made.draft["workload"][goal][name]
+    assert launch_of(made).spec == usual
+
+
 def test_moments_that_are_not_adamws_stay(plan):
     made = plan("finetune", "team")
     made.draft["workload"]["finetune"] |= {"optimizer": "lion", "optimizer_offload": "disk"}

@@ -1,0 +1,97 @@
+"""The weights with the lowest held-out loss of a training, kept on disk until it ends.
+
+They lie beside the checkpoints, so that a restart and the job's next attempt have them too.
+Source: Prechelt 1998, Early Stopping - But When?, LNCS 1524, for the model that is taken back.
+"""
+
+import json
+import math
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from runners.jobs.train.checkpoint import (
+    checkpoints,
+    fill_weights,
+    publish_checkpoint,
+    trained_weights,
+)
+
+FOLDER = "best"
+WEIGHTS, FACTS = "model.safetensors", "loss.json"
+
+
+@dataclass(frozen=True)
+class JudgedStep:
+    """The held-out loss of a step's weights, in nats."""
+
+    step: int
+    loss: float
+
+
+class BestWeights:
+    """What one training has found so far; the lead alone asks."""
+
+    def __init__(self, folder: Path) -> None:
+        """Look for them below the folder of checkpoints."""
+        self._folder = folder / FOLDER
+        self.exported: JudgedStep | None = (
+            None  # whose weights the training leaves, once it has ended
+        )
+        self.last: JudgedStep | None = None
+
+    def kept(self) -> JudgedStep | None:
+        """Return what is on disk; None before the first validation."""
+        found = [_read(each) for each in checkpoints(self._folder)]
+        return min(found, key=lambda each: each.loss, default=None)
+
+    def take(self, model: torch.nn.Module, judged: JudgedStep) -> None:
+        """Keep a model's weights, if no loss before was as low.
+
+        Raises:
+            OSError: they could not be written, as on a full disk; those before stand.
+        """
+        from safetensors.torch import save_file
+
+        self.last, before = judged, self.kept()
+        if not math.isfinite(judged.loss) or (before and before.loss <= judged.loss):
+            return
+
+        def write(building: Path) -> None:
+            tensors = {name: each.contiguous() for name, each in trained_weights(model).items()}
+            save_file(tensors, building / WEIGHTS)
+            (building / FACTS).write_text(json.dumps(asdict(judged)))
+
+        newest = publish_checkpoint(self._folder, judged.step, write)
+        for other in checkpoints(self._folder):
+            if other != newest:
+                shutil.rmtree(other, ignore_errors=True)
+
+    def put_back(self, model: torch.nn.Module, last: JudgedStep) -> None:
+        """Give the model the weights with the lowest loss, those of the last step included."""
+        from safetensors.torch import load_file
+
+        kept = self.kept()
+        self.last = self.exported = last
+        if kept is None or (math.isfinite(last.loss) and last.loss <= kept.loss):
+            return
+        self.exported = kept
+        (folder,) = (each for each in checkpoints(self._folder) if _read(each) == kept)
+        fill_weights(model, load_file(folder / WEIGHTS))
+
+    def note(self) -> str:
+        """Return in words which step's weights the training leaves, and why."""
+        if self.exported is None or self.last is None:
+            return "the last step's: nothing was judged on the way"
+        said = f"held-out loss {self.exported.loss:.4f} nats, the lowest of all that were judged"
+        if self.exported == self.last:
+            return f"the last step's: {said}"
+        return (
+            f"those of step {self.exported.step}: {said}; the last step's was {self.last.loss:.4f}"
+        )
+
+
+def _read(folder: Path) -> JudgedStep:
+    return JudgedStep(**json.loads((folder / FACTS).read_text()))

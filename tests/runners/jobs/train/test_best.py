@@ -1,0 +1,167 @@
+"""A training leaves the weights whose held-out loss was the lowest, restarts included."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from runners.jobs.events import read_events
+from runners.jobs.loading import fresh_model
+from runners.jobs.train import job as train
+from runners.jobs.train.batches import TextBatches
+from runners.jobs.train.best import FOLDER, BestWeights, JudgedStep
+from runners.jobs.train.checkpoint import checkpoints, read_latest
+from runners.jobs.train.trainer import Trainer
+from tests.runners.jobs.harness import TINY_CONFIG, tiny_training
+from tests.runners.jobs.train.training import IDS
+
+# What is learnt says nothing of what is judged: every step makes the held-out loss worse.
+HELD_OUT = np.random.default_rng(3).integers(64, 512, 4000).astype(np.int32)
+
+
+@pytest.fixture
+def overfitting(make_job):
+    def make(**changes):
+        asked = {"max_steps": 40, "keep_checkpoints": 100, "checkpoint_every_seconds": 1e-6}
+        spec = tiny_training(**{**asked, "checkpoint_writing": "in_step", **changes})
+        torch.manual_seed(spec.seed)
+        model = fresh_model(TINY_CONFIG, torch.float32)
+        batches = TextBatches(IDS, spec)
+        return Trainer(make_job(spec), spec, model, batches, HELD_OUT, torch.device("cpu"))
+
+    return make
+
+
+def linear(value: float) -> torch.nn.Linear:
+    made = torch.nn.Linear(3, 2)
+    for each in made.parameters():
+        torch.nn.init.constant_(each, value)
+    return made
+
+
+def judged_of(trainer, events_path):
+    trainer.job.emitter.close()
+    bodies = [each["body"] for each in read_events(events_path) if each["kind"] == "metric"]
+    key = "validation_loss"
+    return {each["step"]: each["values"][key] for each in bodies if key in each["values"]}
+
+
+def test_only_a_lower_loss_takes_the_place(tmp_path):
+    best, model = BestWeights(tmp_path), linear(9.0)
+    assert best.kept() is None
+    for step, loss in [(1, 3.0), (2, 2.0), (3, 2.0), (4, math.nan), (5, 2.5)]:
+        best.take(linear(float(step)), JudgedStep(step, loss))
+
+    assert best.kept() == JudgedStep(2, 2.0)
+    assert [each.name for each in checkpoints(tmp_path / FOLDER)] == ["step-00000002"]
+    best.put_back(model, JudgedStep(6, 2.25))
+    assert model.weight.unique().tolist() == [2.0]
+    assert best.note().startswith("those of step 2: held-out loss 2.0000 nats")
+    assert best.note().endswith("the last step's was 2.2500")
+
+
+def test_the_last_weights_stay_where_they_are_the_best(tmp_path):
+    best, model = BestWeights(tmp_path), linear(9.0)
+    best.take(linear(1.0), JudgedStep(1, 3.0))
+
+    best.put_back(model, JudgedStep(7, 3.0))
+
+    assert model.bias.tolist() == [9.0, 9.0]
+    assert best.exported == JudgedStep(7, 3.0)
+    assert best.note().startswith("the last step's: held-out loss 3.0000 nats")
+
+
+def test_a_full_disk_keeps_the_best_that_was_whole(small_disk):
+    best = BestWeights(small_disk)
+    best.take(linear(1.0), JudgedStep(1, 3.0))
+
+    with pytest.raises(Exception, match=r"No space left|File too large|I/O error"):
+        best.take(torch.nn.Linear(400, 300), JudgedStep(2, 1.0))
+
+    assert best.kept() == JudgedStep(1, 3.0)
+    found = linear(0.0)
+    best.put_back(found, JudgedStep(3, 5.0))
+    assert found.weight.unique().tolist() == [1.0]
+
+
+def test_it_leaves_the_weights_of_the_step_that_did_best(overfitting, events_path):
+    trainer = overfitting()
+    assert trainer.run()
+    last = trainer.model.lm_head.weight.clone()
+    trainer.take_best_weights()
+    judged = judged_of(trainer, events_path)
+
+    step = min(judged, key=judged.get)
+    assert (len(judged), max(judged)) == (8, 40)  # seven on the way, and the last
+    assert 0 < step < 40
+    assert trainer.best.exported == JudgedStep(step, judged[step])
+    assert not torch.equal(trainer.model.lm_head.weight, last)
+    every = {each.name: each for each in checkpoints(trainer.job.checkpoint_dir)}
+    then = overfitting()
+    for name in every.keys() - {f"step-{step:08d}"}:
+        every[name].rename(trainer.job.attempt_dir / name)
+    saved = read_latest(then.job.checkpoint_dir)
+    assert saved is not None
+    for name, weight in trainer.model.named_parameters():
+        assert torch.equal(weight, saved.weights[name])
+    found = trainer.validation(trainer.model)["validation_loss"]
+    assert found == pytest.approx(judged[step], abs=1e-6)
+
+
+def test_a_restart_still_knows_the_best(overfitting):
+    first = overfitting()
+    after = first._after_step
+
+    def stop(*args):
+        after(*args)
+        if first.state.step == 22:
+            first.job.stop_requested.set()
+
+    first._after_step = stop
+    assert not first.run()
+    before = first.best.kept()
+    second = overfitting()
+    second.resume()
+    assert second.run()
+    second.take_best_weights()
+
+    assert before is not None
+    assert second.resumed_at_step == 22
+    assert second.best.exported == before
+    assert before.step < 22
+
+
+def test_an_early_stop_leaves_the_best_weights(overfitting):
+    trainer = overfitting(early_stop_validations=2)
+
+    assert trainer.run()
+    trainer.take_best_weights()
+
+    assert trainer.is_over
+    assert trainer.best.exported is not None
+    assert trainer.best.exported.step < trainer.state.step < 40
+    assert "the weights" not in trainer.patience.note(trainer.state)
+
+
+def test_without_the_option_it_leaves_the_last(overfitting):
+    trainer = overfitting(keep_best=False)
+    assert trainer.run()
+    last = trainer.model.lm_head.weight.clone()
+
+    trainer.take_best_weights()
+
+    assert torch.equal(trainer.model.lm_head.weight, last)
+    assert trainer.best.exported is None
+    assert not (trainer.job.checkpoint_dir / FOLDER).exists()
+
+
+def test_the_result_says_of_which_step_the_published_weights_are(host):
+    ran = host.run_here("best", tiny_training(max_steps=24), train.work)
+    notes = ran.bodies("result")[0]["notes"]
+    losses = ran.metric("validation_loss")
+
+    assert 0 < ran.measured["exported_step"] <= 24
+    assert f"{min(losses):.4f} nats" in notes["exported_step"]
+    assert len(losses) == 8
+    assert not (ran.folder / "checkpoint").exists()
