@@ -2,8 +2,16 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.plugins import order
 from webapp.boot import suite
+
+
+@pytest.fixture(autouse=True)
+def _plain_output(monkeypatch) -> None:
+    """Let the suites within print as they do alone, however this one was asked to print."""
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
 
 
 def test_a_clean_check_prints_one_line(capsys):
