@@ -46,6 +46,7 @@ print("JOB", job_submit(job=job, by="alice").pk)
 """
 ASK = """
 import json
+from webapp.hosts.contact import contact_of
 from webapp.jobs.models import Allocation, Attempt, Event, Job
 job = Job.objects.get(pk={job!r})
 members = Attempt.objects.filter(job=job).order_by("number", "node_rank")
@@ -53,6 +54,7 @@ print("SAID", json.dumps({{
     "state": job.state, "reason": job.reason, "progress": job.progress_done, "result": job.result,
     "attempts": max((each.number for each in members), default=0),
     "members": {{each.host.name: each.exit_record.get("reason", "") for each in members}},
+    "contact": {{each.host.name: contact_of(each.host) for each in members}},
     "held": Allocation.objects.filter(released_at=None).count(),
     "ends": Event.objects.filter(subject=job.pk, kind="job.state", to_state__in=
         ["succeeded", "failed", "error", "stopped"]).count(),
@@ -177,10 +179,13 @@ class Site(Stack):
 
     def steps(self, name: str) -> int:
         """Return how many steps of the newest job a host's ranks have said, by its disk."""
-        logs = [folder / "stdout.log" for folder in self._attempts(name)]
-        texts = [log.read_text() for log in logs if log.exists()]
-        said = [line for text in texts for line in text.splitlines() if "step " in line]
+        said = [line for line in self.output(name).splitlines() if "step " in line]
         return max((int(line.split("step ")[1].split()[0]) for line in said), default=0)
+
+    def output(self, name: str) -> str:
+        """Return what a host's ranks of the newest job wrote, by its disk."""
+        logs = [folder / "stdout.log" for folder in self._attempts(name)]
+        return "".join(log.read_text() for log in logs if log.exists())
 
     def _attempts(self, name: str) -> list[Path]:
         """Return the folders of the newest job's attempts on a host."""
