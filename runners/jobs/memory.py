@@ -1,5 +1,6 @@
 """Bytes: what a process peaked at, and what a model's and cache's tensors hold exactly."""
 
+import contextlib
 import ctypes
 import gc
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,6 +14,8 @@ from runners.supervision.cgroup import memory_headroom
 
 PROC = Path("/proc/self")
 KIB = 1024
+M_MMAP_THRESHOLD = -3  # malloc.h
+LARGE_BLOCK_BYTES = 4 * 2**20  # smaller ones were mapped anew in every step, at 5 % of its time
 RESET_PEAK_RSS = "5"  # proc(5): writing 5 to clear_refs resets VmHWM
 
 
@@ -78,6 +81,16 @@ def free_host_bytes() -> int | None:
     found = [int(each.split()[1]) * KIB for each in told if each.startswith("MemAvailable:")]
     room = memory_headroom()
     return min(found if room is None else [*found, room], default=None)
+
+
+def map_large_blocks() -> None:
+    """Have malloc map every large block by itself from now on, so that freed ones are given back.
+
+    Left alone, glibc raises the size from which it maps with each large block that is freed, up
+    to 32 MiB; later ones come from its heap, whose holes stay: 40 to 80 MiB of a small training.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL("libc.so.6").mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
 
 
 def release_free_memory() -> None:

@@ -25,6 +25,7 @@ from runners.jobs.evaluation import evaluate
 from runners.jobs.loading import demo_config, fresh_model
 from runners.jobs.memory import (
     PeakMeter,
+    map_large_blocks,
     model_bytes,
     release_free_memory,
     resident_bytes,
@@ -138,6 +139,7 @@ def training_memory_bytes(shape: DemoModel) -> int:
     the activations kept for the backward pass and the gradient of the logits are counted and
     taken off the peak.
     """
+    map_large_blocks()  # as a training does
     meter = PeakMeter(CPU_DEVICE)
     model = fresh_model(demo_config(shape), torch.float32)
     model.set_attn_implementation("eager")  # as the trainer does on a CPU

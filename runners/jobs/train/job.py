@@ -20,7 +20,7 @@ from runners.jobs.loading import (
     ready,
     stored_quantisation,
 )
-from runners.jobs.memory import Peak, PeakMeter, model_bytes
+from runners.jobs.memory import Peak, PeakMeter, map_large_blocks, model_bytes
 from runners.jobs.model_folders import opened_model
 from runners.jobs.ranks import RankLostError, Ranks, joined_ranks
 from runners.jobs.runtime import (
@@ -46,6 +46,7 @@ BASE_DTYPES: dict[str, WeightDtype] = {"nf4": "int4"}  # an adapter's base -> as
 def work(job: Job) -> None:
     """Run one training attempt from text to published model."""
     checkpoint_on_sigterm(job)
+    map_large_blocks()
     spec = job.spec_of(TrainSpec)
     with job_telemetry(job):
         try:

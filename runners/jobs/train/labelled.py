@@ -25,7 +25,7 @@ from runners.jobs.tokenizer import TokenIds
 from runners.jobs.train.batches import Batch
 from runners.jobs.train.rows import Numbers
 from runners.jobs.train.samples import DataFile, Split, in_handfuls
-from runners.jobs.train.streams import DataBatches, Stream
+from runners.jobs.train.streams import DataBatches, Stream, padded_length, padded_lengths
 from runners.jobspec import SampleOptions, TrainSpec
 
 LEAST_CLASSES = 2
@@ -122,6 +122,7 @@ class JudgedLabels:
         evenly = np.linspace(0, len(samples) - 1, JUDGED_SAMPLES)
         self._chosen = np.unique(np.round(evenly).astype(np.int64))
         self._batch_size, self._padding = batch_size, padding
+        self._lengths = padded_lengths(self._rows.width)
 
     def quality(self, model: torch.nn.Module) -> Quality:
         """Return how the model tells the samples apart."""
@@ -154,7 +155,8 @@ class JudgedLabels:
         logits, labels = [], []
         for first in range(0, len(self._chosen), self._batch_size):
             rows = self._chosen[first : first + self._batch_size]
-            batch = blank(len(rows), int(self._rows.lengths[rows].max()), self._padding)
+            longest = int(self._rows.lengths[rows].max())
+            batch = blank(len(rows), padded_length(longest, self._lengths), self._padding)
             for at, row in enumerate(rows.tolist()):
                 self._rows.fill(row, batch, at)
             batch = batch.to(device)

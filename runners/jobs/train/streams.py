@@ -16,6 +16,7 @@ from runners.jobs.train.rows import Numbers
 from runners.jobspec import TrainSpec
 
 BLOCK_ROWS = 1024  # of several sources: in so many rows each has its share
+PADDED_LENGTHS = 8  # so many lengths of batches at most: kernels are made, and kept, for each
 COUNTED_BATCHES = 1024  # of a run's beginning, by which padding and labels are told
 
 
@@ -61,7 +62,9 @@ class DataBatches:
         self._orders: dict[int, tuple[int, Numbers]] = {}
         self._block: tuple[int, Numbers] = (-1, np.zeros(0, dtype=np.int64))
         is_packed = spec.samples.rows == "packed"
-        self._width = max(each.width for each in self._rows) if is_packed else None
+        longest = max(each.width for each in self._rows)
+        self._width = longest if is_packed else None
+        self._lengths = padded_lengths(longest)
 
     def micro_batch(self, step: int, micro_step: int) -> Batch:
         """Return one micro-batch of at most [micro_batch_size, sequence_length]."""
@@ -106,7 +109,8 @@ class DataBatches:
         return [self._row(first + at) for at in range(self._spec.micro_batch_size)]
 
     def _longest(self, chosen: Sequence[tuple[int, int]]) -> int:
-        return max(int(self._rows[source].lengths[row]) for source, row in chosen)
+        longest = max(int(self._rows[source].lengths[row]) for source, row in chosen)
+        return padded_length(longest, self._lengths)
 
     def _row(self, number: int) -> tuple[int, int]:
         """Return the source of the run's row of this number, and which of its rows it is."""
@@ -132,6 +136,21 @@ class DataBatches:
             generator = np.random.default_rng((self._spec.seed, source, epoch))
             self._orders[source] = epoch, generator.permutation(len(self._rows[source]))
         return int(self._orders[source][1][at])
+
+
+def padded_lengths(longest: int) -> Numbers:
+    """Return the lengths to which batches are padded, in tokens: evenly up to the longest row.
+
+    A library that makes kernels for each shape keeps them: a hundred lengths took a hundred
+    megabytes, and the time to make them.
+    """
+    steps = np.arange(1, PADDED_LENGTHS + 1)
+    return np.unique(-(-longest * steps // PADDED_LENGTHS))
+
+
+def padded_length(longest: int, lengths: Numbers) -> int:
+    """Return the least of the lengths that holds rows of at most ``longest`` tokens."""
+    return int(lengths[np.searchsorted(lengths, longest)])
 
 
 def _quotas(weights: Sequence[float]) -> list[int]:

@@ -194,6 +194,13 @@ shared by forks of one process), or is scratch of the kernels and what malloc ke
 all terms is not at one moment, and ZeRO-1 and 2 copy gradients into buckets when activations are
 gone.
 
+A plan has this as its runtime term, of which each host measures its own. Two things made it grow
+while a job trained, and are kept from it. A library that makes kernels for each shape kept those
+of every length that padded batches came in, so that they come in eight lengths at most. And malloc
+kept the holes that large tensors left, so that these are mapped one by one. The demo model's
+training and the template's classifier on two ranks then peak within 10 % of their plans, which a
+test holds.
+
 | Training | Terms | Process before | Process at its peak | Peak less both |
 |---|---|---|---|---|
 {peaks}

@@ -186,3 +186,22 @@ def test_packed_and_padded_rows_have_the_same_loss():
         )
 
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("longest", [3, 16, 100])
+def test_padded_batches_come_in_few_lengths_that_hold_their_rows(longest):
+    """For each length that a batch has, libraries make kernels, and keep them."""
+    drawn = np.random.default_rng(3).integers(2, longest + 1, size=120)
+    found = batches(documents(*drawn.tolist(), longest), PADDED, longest, micro_batch_size=3)
+
+    made = [found.micro_batch(step, 0) for step in range(80)]
+
+    lengths = {batch.input_ids.shape[1] for batch in made}
+    assert 1 < len(lengths) <= 8
+    assert max(lengths) <= longest
+    for step, batch in enumerate(made):
+        rows = [found._rows[at].lengths[row] for at, row in found._chosen(step, 0)]
+        assert max(rows) <= batch.input_ids.shape[1] < max(rows) + max(1, longest / 8) + 1
+        assert int((batch.labels == IGNORED).sum()) == 3 * batch.input_ids.shape[1] - (
+            batch.num_labels
+        )
