@@ -162,6 +162,7 @@ def _hardware(
     with contextlib.suppress(PinsError):  # told as the environment's own
         pins = Store(place.host_dir).pins(needs.environment)
         yield from preflight_gpus.checks(pins, library, needs.gpus)
+        yield from preflight_gpus.division_checks(pins, library, needs)
 
 
 def _environment(needs: Needs, place: Place) -> PreflightCheck:

@@ -7,7 +7,7 @@ from runners import probe
 from runners.cuda import cuda_of_driver
 from runners.environments.pins import Pins, Version
 from runners.facts import GpuFacts
-from runners.preflight_messages import PreflightCheck, no, yes
+from runners.preflight_messages import Needs, PreflightCheck, no, yes
 
 COMPILERS = ("cc", "gcc", "clang")  # what Triton calls for the starters of its kernels
 
@@ -27,6 +27,33 @@ def checks(
     if library and gpus:
         yield driver_check(cuda_of_driver(library), pins.cuda, f"The environment {pins.name}")
     yield _compiler(pins)
+
+
+def division_checks(
+    pins: Pins, library: probe.Library | None, needs: Needs
+) -> Iterator[PreflightCheck]:
+    """Yield whether engines that divide the work have GPUs of their own, and a way between."""
+    if needs.num_gpus:
+        found = list(probe.gpu_facts(library)) if library else []
+        own = [gpu for gpu in found if not needs.gpus or gpu.uuid in needs.gpus]
+        sentence = f"The job's engines take {needs.num_gpus} GPUs of their own"
+        if len(own) < needs.num_gpus:
+            yield no(
+                "engines",
+                f"{sentence}, and this host has {len(own)} for it.",
+                f"Choose a host with {needs.num_gpus} free GPUs, or a plan without a split.",
+            )
+        else:
+            yield yes("engines", f"{sentence}, and this host has them.")
+    pinned = {line.partition("==")[0].lower() for line in pins.packages}
+    if missing := [name for name in needs.packages if name not in pinned]:
+        yield no(
+            "transfer",
+            f"The environment {pins.name} of this host pins no {', '.join(missing)[:200]}, over "
+            "which the cache of a prompt travels from one engine to the other.",
+            f"Add it to the host's own pins of {pins.name}, or remove that file: the shipped one "
+            "has it.",
+        )
 
 
 def _gpu(pins: Pins, gpus: Sequence[GpuFacts]) -> PreflightCheck:

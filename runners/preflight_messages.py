@@ -17,6 +17,8 @@ class Needs(Message):
     environment: str = MAIN
     memory_bytes: NonNegativeInt = 0  # the least that its peak is predicted to be, per device
     model: FolderModel | ArtefactModel | None = Field(default=None, discriminator="source")
+    packages: tuple[str, ...] = ()  # that its environment must pin, beside what it is for
+    num_gpus: NonNegativeInt = 0  # that its engines divide among themselves; 0: it divides none
     gpus: tuple[str, ...] = ()  # uuids of the GPUs that it was given; none: every one there is
     ports: tuple[int, ...] = ()  # ports that it will listen on
     compiles: bool = False  # it builds kernels when it starts

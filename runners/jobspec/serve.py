@@ -54,4 +54,12 @@ class ServeSpec(RunDocument, EndpointSettings):
                 "leave them out, or choose one of those"
             )
             raise ValueError(msg)
+        if self.engine_options is not None and self.engine != "vllm":
+            asked = self.engine_options.model_dump(include={"split", "lookup_tokens"})
+            if named := [name for name, value in asked.items() if value is not None]:
+                msg = (
+                    f"engine_options.{named[0]} is vllm's, and engine is {self.engine}; leave it "
+                    "out, or choose vllm"
+                )
+                raise ValueError(msg)
         return self

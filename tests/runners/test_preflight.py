@@ -305,6 +305,33 @@ def test_old_gpus_and_old_drivers_are_named(on_gpus, monkeypatch, capability, dr
     assert {name for name in ("GPU", "driver") if not found[name].ok} == failed
 
 
+@pytest.mark.parametrize(
+    ("asked", "failed"),
+    [
+        ({"num_gpus": 2}, set()),
+        ({"num_gpus": 3}, {"engines"}),
+        ({"num_gpus": 2, "packages": ("nixl",)}, {"transfer"}),
+        ({"num_gpus": 0, "packages": ("one",)}, set()),
+    ],
+)
+def test_engines_that_divide_the_work_need_gpus_of_their_own_and_a_way_between(
+    on_gpus, monkeypatch, asked, failed
+):
+    library = recorded_nvml(2)
+    library.nvmlShutdown = lambda: None
+    monkeypatch.setattr(probe, "_initialised_nvml", lambda: library)
+
+    found = checked(Needs(kind="serve", environment="ours", **asked), on_gpus)
+
+    assert {name for name in ("engines", "transfer") if name in found and not found[name].ok} == (
+        failed
+    )
+    if "engines" in failed:
+        assert "take 3 GPUs of their own, and this host has 2" in found["engines"].sentence
+    if "transfer" in failed:
+        assert "pins no nixl" in found["transfer"].sentence
+
+
 def test_an_environment_for_gpus_needs_a_c_compiler(on_gpus, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
 

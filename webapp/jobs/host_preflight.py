@@ -8,6 +8,7 @@ from django.db.models import Q
 
 from runners.compress_options import LIBRARY_DTYPES
 from runners.engines import environment_of
+from runners.jobspec.engine import EngineOptions
 from runners.messages import ClaimRequest
 from runners.preflight_messages import Needs, PreflightCheck
 from webapp.hosts.models import Host
@@ -32,10 +33,18 @@ def needs_of(attempt: Attempt) -> Needs:
             "memory_bytes": int(peak.get("low") or peak.get("value") or 0),
             "model": model if model.get("source") in ON_DISK else None,
             "gpus": gpus,
+            **_divided(spec.get("engine_options") or {}),
             "compiles": bool(spec.get("compiled_step") or spec.get("compiled")),
             "ports": [port for port in (attempt.master_port, spec.get("port")) if port],
         }
     )
+
+
+def _divided(options: dict[str, Any]) -> dict[str, Any]:
+    """Return what engines take that divide the work: their GPUs, and a way between them."""
+    if not options.get("split"):
+        return {}
+    return {"num_gpus": EngineOptions.model_validate(options).num_devices, "packages": ["nixl"]}
 
 
 def _dtype(spec: dict[str, Any]) -> str:

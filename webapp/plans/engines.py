@@ -4,7 +4,7 @@ from planner.specs.plan import PlannedStrategy
 from planner.specs.strategy import Strategy
 from runners.endpoint_spec import ON_GPUS, EngineName
 from runners.engines import ENGINES, Engine
-from runners.jobspec.engine import LEAST_MEMORY_RATIO, MOST_MEMORY_RATIO, EngineOptions
+from runners.jobspec.engine import LEAST_MEMORY_RATIO, MOST_MEMORY_RATIO, EngineOptions, PhaseSplit
 from webapp.hosts.models import Host
 from webapp.plans.errors import DraftProblem
 from webapp.plans.sharing import Spread
@@ -12,8 +12,8 @@ from webapp.plans.sharing import Spread
 ROOM = 1.1
 WIDE = ("fp32", "bf16", "fp16")
 SPLIT_PHASES = (
-    "Prefill and decode on different GPUs need two engines and a transfer between them, which is "
-    "exported but not started here. Leave the split out."
+    "Prefill and decode on different GPUs run on vLLM alone: it hands the cache of a prompt from "
+    "one of its processes to another. Choose vLLM, or leave the split out."
 )
 SPLIT_CONTEXT = (
     "Engines on GPUs split the context inside their tensor ranks only. Pin context parallel to 1."
@@ -70,20 +70,37 @@ def options_of(best: PlannedStrategy) -> EngineOptions:
     _refuse_what_is_left_out(strategy)
     replicas = strategy.attention_data_parallel_size or 1
     tensor = strategy.tensor_parallel_size or 1
-    return EngineOptions(
+    pools = strategy.disaggregated
+    copies = 1 if pools else strategy.data_parallel_size or 1  # else each an engine of its own
+    options = EngineOptions(
         tensor_parallel_size=max(1, tensor // replicas),
         pipeline_parallel_size=strategy.pipeline_parallel_size or 1,
-        data_parallel_size=(strategy.data_parallel_size or 1) * replicas,
+        data_parallel_size=copies * replicas,
         has_expert_parallel=(strategy.expert_parallel_size or 1) > 1 or replicas > 1,
         memory_ratio=_memory_ratio(best),
         kv_cache_dtype="fp8" if strategy.kv_cache_dtype == "fp8" else "auto",
         has_chunked_prefill=strategy.chunked_prefill,
     )
+    if pools is None:
+        return options
+    each = options.devices_each  # an engine is as large as a replica of the plan
+    split = PhaseSplit(
+        prefill_engines=pools.prefill_devices // each, decode_engines=pools.decode_devices // each
+    )
+    return options.model_copy(update={"split": split})
+
+
+def check_split(engine: EngineName, strategy: Strategy) -> None:
+    """Refuse a plan whose phases are divided, for an engine that does not divide them.
+
+    Raises:
+        DraftProblem: with the way out.
+    """
+    if strategy.disaggregated is not None and engine != "vllm":
+        raise DraftProblem(SPLIT_PHASES, "disaggregated")
 
 
 def _refuse_what_is_left_out(strategy: Strategy) -> None:
-    if strategy.disaggregated is not None:
-        raise DraftProblem(SPLIT_PHASES, "disaggregated")
     if (strategy.context_parallel_size or 1) > 1:
         raise DraftProblem(SPLIT_CONTEXT, "context_parallel_size")
     if strategy.speculative is not None:

@@ -33,7 +33,7 @@ from webapp.modelhub.demo import demo_config
 from webapp.modelhub.models import TeamModel
 from webapp.plans.compressing import compress_spec
 from webapp.plans.drafting import drafts_for, team_model_ref, with_draft, with_engine_draft
-from webapp.plans.engines import check_host, options_of, spread_on
+from webapp.plans.engines import check_host, check_split, options_of, spread_on
 from webapp.plans.errors import DraftProblem
 from webapp.plans.generating import (
     generate_spec,
@@ -159,6 +159,8 @@ def launch_of(
     goal = plan.draft["goal"]["goal"]
     if endpoint is not None:
         check_host(endpoint.engine, question.host)
+    if goal == "serve":
+        check_split(endpoint.engine if endpoint else "slipway", best.strategy)
     on_gpus = endpoint is not None and endpoint.engine in ON_GPUS
     spread = spread_on(best) if on_gpus else spread_of(best, goal)
     model = _model_ref(plan.draft, question)

@@ -1,15 +1,29 @@
-"""A writer that is a process of its own: how it is waited for and ended."""
+"""A writer that is a process of its own, or several: how it is waited for and ended."""
 
 import threading
+from typing import Protocol
 
 from runners.jobs.serve.contract import EngineLostError, Limits
-from runners.jobs.serve.process import OwnProcess
+
+
+class Life(Protocol):
+    """The process of an engine from its start to its end, or those of several."""
+
+    @property
+    def title(self) -> str:
+        """Return what it is called, or which one of several ended."""
+
+    def how(self) -> str:
+        """Return how it ended."""
+
+    def kill(self) -> None:
+        """End it at once, with all that it started."""
 
 
 class OwnWriter:
     """One life of an engine that is a process of its own."""
 
-    def __init__(self, process: OwnProcess, limits: Limits) -> None:
+    def __init__(self, process: Life, limits: Limits) -> None:
         self.limits = limits
         self.is_closed = False
         self.changed = threading.Condition()

@@ -3,6 +3,7 @@
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,17 @@ from runners.jobs.serve.contract import Limits
 from runners.jobs.serve.endpoint import Took
 from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.lengths import USUAL_TOKENS, longest_request
-from runners.jobs.serve.relayed.process import MODELS, Command, Door, ServerProcess, started
+from runners.jobs.serve.relayed.engines import Engines
+from runners.jobs.serve.relayed.parts import Part, parts_of
+from runners.jobs.serve.relayed.process import (
+    MODELS,
+    Command,
+    Door,
+    ServerProcess,
+    Starting,
+    started,
+    started_together,
+)
 from runners.jobs.serve.relayed.relay import RelayReady, RelayWriter
 from runners.jobs.serve.relayed.scrape import MetricNames, Scraper
 from runners.jobspec import ArtefactModel, FolderModel, ServeSpec
@@ -45,6 +56,17 @@ class Speaker(ABC):
             BadInputError: it does not serve this, by the field.
         """
 
+    def part_command(self, spec: ServeSpec, placed: Placed, door: Door, part: Part) -> Command:  # noqa: ARG002 - for those that can
+        """Return how one of several engines is started, which divide the work by its phases.
+
+        Raises:
+            BadInputError: this one does not divide it, or does not serve this.
+        """
+        raise BadInputError(
+            f"engine_options.split: {self.title} is not started as engines that read and others "
+            "that write here; leave it out, or choose vllm"
+        )
+
     def called(self, spec: ServeSpec, name: str) -> str:  # noqa: ARG002 - others have to know it
         """Return what it calls the model or adapter that clients ask for by a name."""
         return name
@@ -57,7 +79,7 @@ class RelayBackend:
         self._speaker = speaker
         self._gpu_peak = gpu_peak
         self._placed: Placed | None = None
-        self._lives: list[ServerProcess] = []
+        self._lives: list[Engines] = []
 
     def load(self, job: Job, spec: ServeSpec, figures: Figures) -> RelayReady:
         """Return the model, ready to be asked.
@@ -69,14 +91,30 @@ class RelayBackend:
         speaker, placed = self._speaker, self._placed or placed_on(job, spec)
         self._placed = placed
         longest_request(placed.config.get("max_position_embeddings"), spec)
-        process = started(speaker.title, lambda door: speaker.command(spec, placed, door))
-        self._lives.append(process)
-        length = _length(process) or spec.max_length or USUAL_TOKENS
+        engines = self._started(spec, placed)
+        self._lives.append(engines)
+        length = _length(engines.decode[0]) or spec.max_length or USUAL_TOKENS
         limits = Limits(spec.max_concurrency, spec.queue_limit, length, frozenset())
-        writer = RelayWriter(
-            process, limits, Scraper(speaker.names, figures), job.stop_requested.is_set
-        )
+        # With a split no engine sees a request from its beginning to its first token.
+        names = speaker.names._replace(ttft="") if engines.is_split else speaker.names
+        scraper = Scraper(names, figures)
+        writer = RelayWriter(engines, limits, scraper, job.stop_requested.is_set)
         return RelayReady(writer, figures, lambda name: speaker.called(spec, name))
+
+    def _started(self, spec: ServeSpec, placed: Placed) -> Engines:
+        speaker, options = self._speaker, spec.engine_options
+        if options is None or options.split is None:
+            whole = started(speaker.title, lambda door: speaker.command(spec, placed, door))
+            return Engines((whole,))
+        wanted: list[tuple[str, Starting]] = [
+            (
+                f"{speaker.title}'s {part.phase} engine {part.number}",
+                partial(speaker.part_command, spec, placed, part=part),
+            )
+            for part in parts_of(options.split, options)
+        ]
+        found, readers = started_together(wanted), options.split.prefill_engines
+        return Engines(found[readers:], found[:readers])
 
     def took(self) -> Took:
         """Return the peak of the GPUs where there are some, else of the engine's processes."""

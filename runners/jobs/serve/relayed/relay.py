@@ -6,7 +6,6 @@ Everything but ``run`` and ``wait_until_idle`` happens in the door's own loop.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from http import HTTPStatus
 
 import httpx
 
@@ -25,14 +24,15 @@ from runners.jobs.serve.conversation import DEAD, RETRY_SECONDS
 from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.own_writer import OwnWriter
 from runners.jobs.serve.protocol import AskedError
-from runners.jobs.serve.relayed.process import METRICS, ServerProcess
+from runners.jobs.serve.relayed.engines import Engines
+from runners.jobs.serve.relayed.handover import course_of
+from runners.jobs.serve.relayed.refusal import refusal
 from runners.jobs.serve.relayed.scrape import Scraper
 from runners.jobs.serve.relayed.wishes import Handed, document_of, handed, num_answers
 
 CONNECT_SECONDS = 10.0
 SCRAPE_SECONDS = 1.0
 CONNECTIONS = httpx.Limits(max_keepalive_connections=0)  # kept ones may be dropped in between
-TOO_LONG = "maximum context length"  # as vLLM and OpenAI say it
 
 
 class RelayWriter(OwnWriter):
@@ -40,13 +40,13 @@ class RelayWriter(OwnWriter):
 
     def __init__(
         self,
-        process: ServerProcess,
+        engines: Engines,
         limits: Limits,
         scraper: Scraper,
         is_ending: Callable[[], bool],
     ) -> None:
-        super().__init__(process, limits)
-        self.process = process
+        super().__init__(engines, limits)
+        self.engines = engines
         self.open: dict[asyncio.Task[None], int] = {}  # answers of each request under way
         self.signed_at = 0.0  # when a token came last, or somebody began
         self._scraper = scraper
@@ -99,14 +99,18 @@ class RelayWriter(OwnWriter):
             EngineLostError: nobody told it to.
         """
         at = time.perf_counter()
-        while not self.process.wait(SCRAPE_SECONDS):
-            page, now = self.process.get(METRICS), time.perf_counter()
-            if page is not None and page.is_success and self._scraper.take(page.text, now - at):
+        while not self.engines.wait(SCRAPE_SECONDS):
+            page, now = self.engines.page(), time.perf_counter()
+            twice = self.engines.twice  # after the page: too much is never told, if a look later
+            if page is not None and self._scraper.take(page, now - at, twice):
                 self.signed_at = now
-            self.process.peak_bytes()
+            self.engines.peak_bytes()
             at = now
         self.is_closed = self.is_closed or self._is_ending()
-        self.ended()
+        try:
+            self.ended()
+        finally:
+            self.engines.reap()
 
 
 class RelayReady:
@@ -135,6 +139,7 @@ class Handover:
         self.asked = asked
         self.answers = num_answers(asked)
         self._path = path
+        self._began = 0.0
         self._engine = ready.engine
         self._figures = ready.figures
         self._called = ready.called
@@ -152,6 +157,7 @@ class Handover:
             ClientGoneError: nobody waits any more: the engine drops it with its connection.
         """
         self._engine.admit(self.answers)
+        self._began = time.perf_counter()
         answering = asyncio.create_task(self._answer(send))
         self._engine.enter(answering, self.answers)
         gone = asyncio.ensure_future(disconnected(receive))
@@ -173,23 +179,22 @@ class Handover:
             self._figures.count(name)
 
     async def _answer(self, send: Send) -> None:
-        process = self._engine.process
+        timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
+        document = document_of(self.asked) | {"model": self._called(self.model)}
+        engines, path = self._engine.engines, self._path
         try:
             async with (
-                httpx.AsyncClient(
-                    timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
-                    limits=CONNECTIONS,
-                    trust_env=False,
-                ) as client,
+                httpx.AsyncClient(timeout=timeout, limits=CONNECTIONS, trust_env=False) as client,
+                course_of(engines, client, path, self.asked, document) as course,
                 client.stream(
                     "POST",
-                    f"{process.address}{self._path}",
-                    json=document_of(self.asked) | {"model": self._called(self.model)},
-                    headers=process.headers,
+                    f"{course.engine.address}{path}",
+                    json=course.document,
+                    headers=course.engine.headers,
                 ) as answer,
             ):
                 if not answer.is_success:
-                    raise _refusal(answer.status_code, await answer.aread())
+                    raise refusal(answer.status_code, await answer.aread())
                 if self.asked.stream:
                     await self._stream(answer, send)
                 else:
@@ -201,29 +206,16 @@ class Handover:
         """Pass events on as they come; one that breaks off ends with an error, as OpenAI's do."""
         headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+        is_first = self._engine.engines.is_split  # no engine saw both the request and the token
         try:
             async for part in answer.aiter_bytes():
-                self._engine.signed_at = time.perf_counter()
+                self._engine.signed_at = now = time.perf_counter()
+                if is_first:
+                    self._figures.first_token(now - self._began, 0)
+                    is_first = False
                 await send_part(send, part)
         except httpx.HTTPError:
             error = AskedError(500, DEAD, code="engine_ended")
             self._figures.count("failed")
             await send_part(send, event_of(error.document))
         await send_part(send, b"", more=False)
-
-
-def _refusal(status: int, body: bytes) -> AskedError:
-    """Return an engine's error in our form: its words and field, no code of its own."""
-    try:
-        said = httpx.Response(status, content=body).json()
-        said = said.get("error", said)
-        message = str(said["message"] if isinstance(said, dict) else said)[:1000]
-    except (ValueError, KeyError, AttributeError):
-        said, message = {}, f"The engine answered with status {status}."
-    param = said.get("param") if isinstance(said, dict) else None
-    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return AskedError(500, message, code="engine_error")
-    if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
-        return AskedError(500, "The engine does not take its own key.", code="engine_error")
-    code = "context_length_exceeded" if TOO_LONG in message else None
-    return AskedError(status, message, param=param if isinstance(param, str) else None, code=code)

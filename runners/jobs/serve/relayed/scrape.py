@@ -9,6 +9,7 @@ from typing import NamedTuple
 from runners.jobs.serve.figures import Buckets, Figures, Taken
 
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)(?: \d+)?$")
+_HEADS = ("# HELP ", "# TYPE ")
 _BOUND = re.compile(r'\ble="([^"]+)"')
 Samples = Mapping[str, float]
 
@@ -53,6 +54,16 @@ class Exposition:
         return Buckets(tuple(bound for bound, _ in found[:-1]), counts, self.sums[f"{name}_sum"])
 
 
+class Twice(NamedTuple):
+    """Tokens that two engines counted, though one request has them once."""
+
+    prompt: int = 0
+    output: int = 0
+
+
+NOTHING_TWICE = Twice()
+
+
 class Scraper:
     """Adds what one life of an engine counts to an endpoint's figures."""
 
@@ -60,14 +71,15 @@ class Scraper:
         self._names = names
         self._figures = figures
         self._last = Exposition("")
+        self._told = NOTHING_TWICE
 
-    def take(self, text: str, seconds: float) -> bool:
-        """Take in a page, ``seconds`` after the one before; return whether tokens came."""
+    def take(self, text: str, seconds: float, twice: Twice = NOTHING_TWICE) -> bool:
+        """Take in a page, ``seconds`` after the one before; return whether tokens came.
+
+        ``twice`` has what the page counts double since its engines began.
+        """
         now, last, names = Exposition(text), self._last, self._names
-        prompt, output = (
-            int(now.sums[name] - last.sums[name])
-            for name in (names.prompt_tokens, names.output_tokens)
-        )
+        prompt, output = self._since_told(now, twice)
         self._last = now
         gauges = {
             "running_requests": now.sums[names.running],
@@ -78,6 +90,36 @@ class Scraper:
         ttft, tpot = (_since(now, last, name) for name in (names.ttft, names.tpot))
         self._figures.absorb(Taken(prompt, ttft, tpot, text))
         return bool(prompt or output)
+
+    def _since_told(self, now: Exposition, twice: Twice) -> Twice:
+        """Return the tokens since the last page; what was told once is never taken back."""
+        names, told = self._names, self._told
+        self._told = Twice(
+            max(told.prompt, int(now.sums[names.prompt_tokens]) - twice.prompt),
+            max(told.output, int(now.sums[names.output_tokens]) - twice.output),
+        )
+        return Twice(self._told.prompt - told.prompt, self._told.output - told.output)
+
+
+def merged(pages: Mapping[str, str]) -> str:
+    """Return the pages of several engines as one: each sample names its engine.
+
+    The samples of one figure stand together, as the format asks.
+    """
+    families: dict[str, list[str]] = defaultdict(list)
+    for engine, text in pages.items():
+        family = ""
+        for line in text.splitlines():
+            if line.startswith(_HEADS):
+                family = line.split(" ")[2]
+                if line not in families[family]:
+                    families[family].append(line)
+            elif found := _SAMPLE.match(line):
+                name, labels, value = found[1], found[2], found[3]
+                family = family if family and name.startswith(family) else name
+                own = f'slipway_engine="{engine}"' + (f",{labels}" if labels else "")
+                families[family].append(f"{name}{{{own}}} {value}")
+    return "\n".join(line for lines in families.values() for line in lines)
 
 
 def _since(now: Exposition, last: Exposition, name: str) -> Buckets | None:

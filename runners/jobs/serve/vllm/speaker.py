@@ -3,7 +3,9 @@
 Sources: vLLM 0.33.0 (PyPI wheel): ``vllm/engine/arg_utils.py`` and
 ``vllm/entrypoints/common/cli_args.py`` for the arguments, ``vllm/v1/metrics/loggers.py`` for the
 figures, ``vllm/entrypoints/serve/instrumentator/health.py`` for ``/health`` (200, or 503 once its
-engine is dead), ``vllm/entrypoints/serve/middleware/`` for ``VLLM_API_KEY``.
+engine is dead), ``vllm/entrypoints/serve/middleware/`` for ``VLLM_API_KEY``. Of 0.32.0:
+``vllm/config/kv_transfer.py`` and ``vllm/envs.py`` for the transfer between engines,
+``vllm/config/speculative.py`` for guesses from the prompt.
 """
 
 import json
@@ -16,7 +18,8 @@ from runners.jobs.model_files import read_config
 from runners.jobs.runtime import BadInputError
 from runners.jobs.serve.relayed.backend import Placed, Speaker
 from runners.jobs.serve.relayed.folders import dtype_flags, loaded_format, template_flags
-from runners.jobs.serve.relayed.process import Command, Door
+from runners.jobs.serve.relayed.parts import VISIBLE, Part, Phase
+from runners.jobs.serve.relayed.process import Command, Door, free_ports
 from runners.jobs.serve.relayed.scrape import MetricNames
 from runners.jobspec import ServeSpec
 from runners.jobspec.engine import EngineOptions
@@ -29,6 +32,8 @@ STORED = frozenset({
     "modelopt_fp4", "mxfp4", "quark", "inc", "auto-round",
 })  # fmt: skip
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vllm/config/lora.py, MaxLoRARanks
+COMMAND = (sys.executable, "-m", "vllm.entrypoints.cli.main")
+LOOKUP_MOST, LOOKUP_LEAST = 4, 2  # last tokens that a guess is looked up by
 DRAIN_SECONDS = 10  # for open answers once it is told to end; our own stop takes less
 # Nothing is fetched and nobody is told; what it compiled is kept below the user's cache.
 QUIET = {
@@ -55,14 +60,27 @@ class Vllm(Speaker):
         Raises:
             BadInputError: it does not serve this, by the field.
         """
-        argv = [sys.executable, "-m", "vllm.entrypoints.cli.main"]
-        return Command(
-            [*argv, *arguments(spec, placed, door.port)], {**QUIET, "VLLM_API_KEY": door.key}
-        )
+        argv = [*COMMAND, *arguments(spec, placed, door.port)]
+        return Command(argv, {**QUIET, "VLLM_API_KEY": door.key})
+
+    def part_command(self, spec: ServeSpec, placed: Placed, door: Door, part: Part) -> Command:
+        """Return how one of several engines is started, on its own GPUs, with a way to the others.
+
+        Each of its data-parallel ranks takes one port more, counted from the first.
+
+        Raises:
+            BadInputError: it does not serve this, by the field.
+        """
+        options = spec.engine_options or EngineOptions()
+        side = free_ports(options.data_parallel_size, apart_from=door.port)
+        argv = [*COMMAND, *arguments(spec, placed, door.port, part.phase)]
+        way = {"VLLM_NIXL_SIDE_CHANNEL_HOST": LOOPBACK, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side)}
+        own = {VISIBLE: ",".join(part.devices), "VLLM_API_KEY": door.key}
+        return Command(argv, {**QUIET, **way, **own})
 
 
-def arguments(spec: ServeSpec, placed: Placed, port: int) -> list[str]:
-    """Return the words after ``vllm``.
+def arguments(spec: ServeSpec, placed: Placed, port: int, phase: Phase | None = None) -> list[str]:
+    """Return the words after ``vllm``; with a phase, of an engine that does no other.
 
     Raises:
         BadInputError: it does not serve this, by the field.
@@ -77,7 +95,8 @@ def arguments(spec: ServeSpec, placed: Placed, port: int) -> list[str]:
         *_limits(spec, options),
         *_layout(options),
         *_adapters(spec, placed),
-        *_draft(options, placed.draft),
+        *_guesses(options, placed.draft, phase),
+        *_transfer(phase),
         *template_flags(placed.model),
     ]
 
@@ -138,9 +157,27 @@ def _rank(name: str, folder: Path) -> int:
     return fitting[0]
 
 
-def _draft(options: EngineOptions, folder: Path | None) -> list[str]:
-    if options.draft is None or folder is None:
+def _guesses(options: EngineOptions, draft: Path | None, phase: Phase | None) -> list[str]:
+    """Return who guesses ahead; an engine that only reads has nothing to guess."""
+    setting: dict[str, object]
+    if options.draft is not None and draft is not None:
+        tokens = options.draft.tokens
+        setting = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": tokens}
+    elif options.lookup_tokens is not None and phase != "prefill":
+        window = {"prompt_lookup_max": LOOKUP_MOST, "prompt_lookup_min": LOOKUP_LEAST}
+        setting = {"method": "ngram", "num_speculative_tokens": options.lookup_tokens, **window}
+    else:
         return []
-    setting = {"method": "draft_model", "model": str(folder)}
-    tokens = {"num_speculative_tokens": options.draft.tokens}
-    return ["--speculative-config", json.dumps({**setting, **tokens})]
+    return ["--speculative-config", json.dumps(setting)]
+
+
+def _transfer(phase: Phase | None) -> list[str]:
+    """Return how the cache of a prompt travels from the engine that reads to the one that writes.
+
+    A cache that does not arrive fails its request: another reading would hold up the others.
+    """
+    if phase is None:
+        return []
+    role = "kv_producer" if phase == "prefill" else "kv_consumer"
+    setting = {"kv_connector": "NixlConnector", "kv_role": role, "kv_load_failure_policy": "fail"}
+    return ["--kv-transfer-config", json.dumps(setting)]

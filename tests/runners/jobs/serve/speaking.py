@@ -8,6 +8,7 @@ from runners.jobs.serve.relayed.backend import Placed
 from runners.jobspec import FolderModel, ServeSpec
 from runners.jobspec.engine import Draft, EngineOptions
 
+STANDIN = Path(__file__).with_name("standin")  # in the place of engines that need a GPU
 FOLDER = FolderModel(path="llama")
 ALL = EngineOptions(
     tensor_parallel_size=2,

@@ -4,7 +4,6 @@ import argparse
 import importlib
 import importlib.util
 import json
-from pathlib import Path
 
 import httpx
 import openai
@@ -24,6 +23,7 @@ from tests.runners.jobs.harness import PROJECT
 from tests.runners.jobs.serve.serving import KEY, complete, engine_of, serving_by, until
 from tests.runners.jobs.serve.speaking import (
     ALL,
+    STANDIN,
     place,
     recorded_options,
     spec_of,
@@ -32,7 +32,6 @@ from tests.runners.jobs.serve.speaking import (
 )
 
 MODULE = "runners.jobs.serve.sglang"
-STANDIN = Path(__file__).with_name("standin")
 ENV = {
     "PYTHONPATH": f"{PROJECT}:{STANDIN}",
     "SGLANG_OPTIONS": " ".join(sorted(recorded_options("sglang"))),

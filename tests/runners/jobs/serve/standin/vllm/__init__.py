@@ -1,0 +1,1 @@
+"""What stands in vLLM's place where there is no GPU to run it."""
