@@ -27,6 +27,12 @@ from webapp.plans.errors import DraftProblem
 
 Reuse = Literal["", "yes", "no"]  # of earlier prompts' keys and values; "" leaves it to the engine
 MOST_OFFERED = 50
+LOOKUP = "lookup"  # instead of a model: the prompt's own words
+LOOKUP_TOKENS = 4  # at a time, as with a guessing model
+DRAFT_OR_SPLIT = (
+    "A guessing model does not go with prefill and decode on different GPUs: its own cache does "
+    "not travel. Choose none, or the prompt's own words."
+)
 OWN_WAYS: Mapping[EngineName, str] = {
     "slipway": "Slipway's own engine reads every prompt anew",
     "llamacpp": "llama.cpp reuses what a slot read last, always",
@@ -119,7 +125,11 @@ def with_engine_draft(
             "draft",
         )
     changes: dict[str, Any] = {}
-    if chosen:
+    if chosen == LOOKUP:
+        changes["lookup_tokens"] = _lookup_tokens(spec.engine)
+    elif chosen:
+        if spec.engine_options and spec.engine_options.split:
+            raise DraftProblem(DRAFT_OR_SPLIT, "draft")
         changes["draft"] = Draft(model=_ref_of(known, chosen))
     if reuse:
         changes["has_prefix_cache"] = reuse == "yes"
@@ -127,6 +137,16 @@ def with_engine_draft(
         return spec
     options = (spec.engine_options or EngineOptions()).model_copy(update=changes)
     return spec.model_copy(update={"engine_options": options})
+
+
+def _lookup_tokens(engine: EngineName) -> int:
+    if engine != "vllm":
+        raise DraftProblem(
+            f"Guesses from the prompt's own words are vLLM's here, and the engine is {engine}. "
+            "Choose vLLM, or no guesses.",
+            "draft",
+        )
+    return LOOKUP_TOKENS
 
 
 def _ref_of(known: Sequence[TeamModel], chosen: str) -> ArtefactModel | FolderModel:

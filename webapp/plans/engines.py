@@ -44,12 +44,13 @@ def check_host(engine: EngineName, host: Host) -> None:
         )
 
 
-def spread_on(best: PlannedStrategy) -> Spread:
+def spread_on(best: PlannedStrategy, engine: EngineName) -> Spread:
     """Return on how many GPUs of one host an engine runs a plan.
 
     Raises:
-        DraftProblem: the plan needs more than one host has.
+        DraftProblem: the plan needs more than one host has, or the engine does not divide it.
     """
+    check_split(engine, best.strategy)
     count, each = options_of(best).num_devices, best.cluster.devices_per_node
     if count > each:
         raise DraftProblem(

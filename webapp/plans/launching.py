@@ -159,10 +159,8 @@ def launch_of(
     goal = plan.draft["goal"]["goal"]
     if endpoint is not None:
         check_host(endpoint.engine, question.host)
-    if goal == "serve":
-        check_split(endpoint.engine if endpoint else "slipway", best.strategy)
-    on_gpus = endpoint is not None and endpoint.engine in ON_GPUS
-    spread = spread_on(best) if on_gpus else spread_of(best, goal)
+    on_gpus = endpoint.engine if endpoint and endpoint.engine in ON_GPUS else None
+    spread = spread_on(best, on_gpus) if on_gpus else spread_of(best, goal)
     model = _model_ref(plan.draft, question)
     processes = processes_of(best, plan.draft["hardware"])
     # Ranks of a processor share the one device that it is.
@@ -248,6 +246,7 @@ def _refuse_away(best: PlannedStrategy, may_wait: frozenset[str] = frozenset()) 
 def _served_here(draft: Draft, model: ModelRef, best: PlannedStrategy) -> BenchmarkSpec:
     """Return the measurement of a serve plan that jobs themselves run."""
     _refuse_away(best)
+    check_split("slipway", best.strategy)
     check_serving(best.strategy)
     return _benchmark_spec(draft, model, best)
 

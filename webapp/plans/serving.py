@@ -29,7 +29,7 @@ class EndpointWish(NamedTuple):
     has_adapters: bool = False  # those that the team's jobs trained on the model
     engine: EngineName = "slipway"
     reuse: Reuse = ""
-    draft: str = ""  # the id of the team's model that guesses ahead
+    draft: str = ""  # the id of the team's model that guesses ahead, or "lookup"
 
 
 def endpoint_wish_of(posted: Mapping[str, str], key_hashes: tuple[str, ...]) -> EndpointWish:

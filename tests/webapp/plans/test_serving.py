@@ -4,13 +4,14 @@ import re
 
 import pytest
 from django.utils.html import escape
+from pydantic import ValidationError
 
 from planner.specs.strategy import Strategy
 from runners.endpoint_spec import ON_GPUS, key_hash
 from runners.engines import ENGINES
 from runners.facts import GpuFacts
 from runners.jobspec import ArtefactModel, CompressSpec, ServeSpec
-from runners.jobspec.engine import LEAST_MEMORY_RATIO, MOST_MEMORY_RATIO
+from runners.jobspec.engine import LEAST_MEMORY_RATIO, MOST_MEMORY_RATIO, EngineOptions
 from tests.webapp.conftest import client_of
 from tests.webapp.plans.conftest import with_model
 from webapp.accounts.models import Team
@@ -18,7 +19,7 @@ from webapp.core.problems import InvalidProblem
 from webapp.hosts.models import Host
 from webapp.jobs.endpoints import playground_key
 from webapp.jobs.models import Artefact, Attempt, Job
-from webapp.plans.engines import options_of
+from webapp.plans.engines import check_split, options_of
 from webapp.plans.errors import DraftProblem
 from webapp.plans.launch_notes import launch_note
 from webapp.plans.launching import launch_of, plan_launch
@@ -306,7 +307,6 @@ def test_a_plan_divided_over_gpus_is_offered_as_an_endpoint_alone(gpu_plan, alic
 @pytest.mark.parametrize(
     ("strategy", "words"),
     [
-        ({"disaggregated": {"prefill_devices": 1, "decode_devices": 1}}, "not started here"),
         ({"speculative": {"draft_model": "small"}}, "no folder of the host"),
         ({"context_parallel_size": 2}, "Pin context parallel to 1"),
         ({"kv_cache_dtype": "int4"}, "fp8, not in int4"),
@@ -318,6 +318,37 @@ def test_what_an_engine_is_not_started_with_is_refused_by_name(gpu_plan, strateg
 
     with pytest.raises(DraftProblem, match=words):
         options_of(changed)
+
+
+def test_a_split_becomes_engines_that_read_and_others_that_write_on_vllm_alone(gpu_plan):
+    best = launch_of(gpu_plan, EndpointWish(engine="vllm")).best
+    pools = {"prefill_devices": 2, "decode_devices": 4}
+    strategy = {"disaggregated": pools, "tensor_parallel_size": 2, "data_parallel_size": 3}
+    changed = best.model_copy(update={"strategy": Strategy.model_validate(strategy)})
+
+    found = options_of(changed)
+
+    assert (found.split.prefill_engines, found.split.decode_engines) == (1, 2)
+    assert (found.tensor_parallel_size, found.data_parallel_size, found.num_devices) == (2, 1, 6)
+    check_split("vllm", changed.strategy)
+    for engine in ("sglang", "llamacpp", "slipway"):
+        with pytest.raises(DraftProblem, match="run on vLLM alone"):
+            check_split(engine, changed.strategy)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"draft": {"model": TRAINED}, "lookup_tokens": 3}, "one of them guesses"),
+        ({"draft": {"model": TRAINED}, "split": {}}, "own cache does not travel"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused_by_name(changes, words):
+    with pytest.raises(ValidationError, match=words):
+        EngineOptions.model_validate(changes)
+    options = {name: value for name, value in changes.items() if name != "draft"}
+    with pytest.raises(ValidationError, match="is vllm's, and engine is sglang"):
+        ServeSpec(model=TRAINED, engine="sglang", engine_options=options)
 
 
 @pytest.fixture

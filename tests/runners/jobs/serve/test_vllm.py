@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import json
+import socket
 
 import pytest
 from pydantic import ValidationError
@@ -11,11 +12,12 @@ from runners.jobs.runtime import BadInputError
 from runners.jobs.serve.figures import Figures
 from runners.jobs.serve.relayed.backend import Placed
 from runners.jobs.serve.relayed.folders import PLAIN_LINES
+from runners.jobs.serve.relayed.parts import Part
 from runners.jobs.serve.relayed.process import Door
-from runners.jobs.serve.relayed.scrape import Exposition, Scraper
+from runners.jobs.serve.relayed.scrape import Exposition, Scraper, Twice, merged
 from runners.jobs.serve.vllm.speaker import Vllm, arguments
 from runners.jobspec import ServeSpec
-from runners.jobspec.engine import EngineOptions
+from runners.jobspec.engine import EngineOptions, PhaseSplit
 from tests.runners.jobs.serve.speaking import ALL, FOLDER, place, spec_of, unknown, values
 
 
@@ -50,6 +52,44 @@ def test_only_options_that_its_parser_has_are_used(placed):
         assert unknown(argv, "vllm") == []
 
 
+SPLIT = EngineOptions(tensor_parallel_size=2, lookup_tokens=3, split=PhaseSplit())
+
+
+def test_who_reads_and_who_writes_are_told_apart_and_one_of_them_guesses(placed):
+    spec = spec_of("vllm", engine_options=SPLIT, max_length=64)
+    for phase, role in (("prefill", "kv_producer"), ("decode", "kv_consumer")):
+        found = values(arguments(spec, placed, 1, phase))
+
+        told = json.loads(found["--kv-transfer-config"])
+        assert (told["kv_connector"], told["kv_role"]) == ("NixlConnector", role)
+        assert found["--tensor-parallel-size"] == "2"
+        assert ("--speculative-config" in found) == (phase == "decode")
+        assert unknown(arguments(spec, placed, 1, phase), "vllm") == []
+    guessing = json.loads(found["--speculative-config"])
+    assert (guessing["method"], guessing["num_speculative_tokens"]) == ("ngram", 3)
+    assert guessing["prompt_lookup_min"] <= guessing["prompt_lookup_max"]
+    alone = arguments(spec_of("vllm", engine_options=EngineOptions(lookup_tokens=3)), placed, 1)
+    assert "--kv-transfer-config" not in alone
+    assert "ngram" in values(alone)["--speculative-config"]
+
+
+def test_each_of_several_engines_has_its_gpus_its_key_and_free_ports_of_its_own(placed):
+    options = SPLIT.model_copy(update={"data_parallel_size": 3})
+    spec = spec_of("vllm", engine_options=options)
+    part = Part("decode", 1, ("GPU-a", "GPU-b"))
+
+    command = Vllm().part_command(spec, placed, Door(8001, "secret"), part)
+
+    first = int(command.env["VLLM_NIXL_SIDE_CHANNEL_PORT"])
+    assert command.env["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b"
+    assert command.env["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "127.0.0.1"
+    assert command.env["VLLM_API_KEY"] == "secret"
+    for port in range(first, first + 3):  # one for each data-parallel rank
+        with socket.socket() as asked:
+            asked.bind(("127.0.0.1", port))
+    assert first + 3 <= 8001 or first > 8001
+
+
 def test_its_own_parser_takes_the_arguments(placed):
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vllm is not installed here")
@@ -64,6 +104,10 @@ def test_its_own_parser_takes_the_arguments(placed):
     assert (found.tensor_parallel_size, found.max_lora_rank) == (2, 32)
     assert [each.name for each in found.lora_modules] == ["first", "second"]
     assert found.speculative_config["num_speculative_tokens"] == 3
+    _, *argv = arguments(spec_of("vllm", engine_options=SPLIT), placed, 8001, "decode")
+    found = parser.parse_args(argv)
+    assert found.kv_transfer_config.kv_role == "kv_consumer"
+    assert found.speculative_config["method"] == "ngram"
 
 
 def test_its_key_is_in_no_list_of_processes(placed):
@@ -150,3 +194,26 @@ def test_an_engine_that_was_started_again_is_added_to_what_its_last_life_counted
 
     assert figures.measured()["output_tokens"] == 60.0
     assert Exposition(PAGE).histogram("vllm:time_to_first_token_seconds").counts == (1, 2, 0)
+
+
+def test_pages_of_several_engines_are_one_page_in_which_each_figure_stands_together():
+    page = merged({"prefill-1": PAGE, "decode-1": PAGE})
+    lines = page.splitlines()
+
+    assert page.count("# TYPE vllm:num_requests_running gauge") == 1
+    assert lines[1].startswith('vllm:num_requests_running{slipway_engine="prefill-1",engine="0"')
+    running = [at for at, each in enumerate(lines) if each.startswith("vllm:num_requests_running")]
+    assert running == list(range(running[0], running[0] + 4))
+    assert Exposition(page).sums["vllm:num_requests_running"] == 6.0
+
+
+def test_what_two_engines_counted_is_told_once_and_never_taken_back():
+    figures = Figures()
+    scraper = Scraper(Vllm.names, figures)
+
+    scraper.take(PAGE, 1.0, Twice(40, 5))
+    assert not scraper.take(PAGE, 1.0, Twice(60, 6))  # a request is on its way to the other
+    assert scraper.take(PAGE.replace(" 30.0", " 37.0"), 1.0, Twice(60, 6))
+
+    assert figures.measured()["prompt_tokens"] == 60.0
+    assert figures.measured()["output_tokens"] == 31.0

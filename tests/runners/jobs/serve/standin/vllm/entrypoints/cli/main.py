@@ -13,7 +13,7 @@ import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from vllm.cache import Caches, RefusedError, fetch
+from tests.runners.jobs.serve.standin.vllm.cache import Caches, RefusedError, fetch
 
 FLAGS = (
     "disable-uvicorn-access-log", "enable-chunked-prefill", "no-enable-chunked-prefill",
