@@ -11,6 +11,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 _CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
 SERVER = "server"
@@ -34,6 +36,14 @@ def why_not() -> str:
 
 def _ip(*arguments: str, must_work: bool = True) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["ip", *arguments], capture_output=True, text=True, check=must_work)
+
+
+MARKS = [
+    pytest.mark.faults,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+]
 
 
 class Lab:

@@ -3,28 +3,12 @@
 import pytest
 
 from runners.layout_options import LayoutOptions
-from tests.namespaces.lab import SERVER, Lab, inside, why_not
-from tests.namespaces.site import Site, training
+from tests.namespaces.lab import MARKS
+from tests.namespaces.site import training
 from tests.runners.jobs.harness import TINY
 
-pytestmark = [
-    pytest.mark.faults,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(bool(why_not()), reason=why_not()),
-]
-
-
-@pytest.fixture(scope="module")
-def lab():
-    with Lab(["north", "south", "west"]) as made, inside(made.space(SERVER)):
-        yield made
-
-
-@pytest.fixture(scope="module")
-def site(lab, tmp_path_factory):
-    with Site(tmp_path_factory.mktemp("site"), lab) as made:
-        yield made
+pytestmark = MARKS
+HOSTS = ["north", "south", "west"]
 
 
 @pytest.fixture(scope="module")

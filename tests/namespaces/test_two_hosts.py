@@ -8,28 +8,12 @@ import time
 
 import pytest
 
-from tests.namespaces.lab import SERVER, Lab, inside, why_not
-from tests.namespaces.site import Site, training
+from tests.namespaces.lab import MARKS
+from tests.namespaces.site import training
 
-pytestmark = [
-    pytest.mark.faults,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(bool(why_not()), reason=why_not()),
-]
+pytestmark = MARKS
+HOSTS = ["north", "south"]
 CUT_SECONDS = 5.0
-
-
-@pytest.fixture(scope="module")
-def lab():
-    with Lab(["north", "south"]) as made, inside(made.space(SERVER)):
-        yield made
-
-
-@pytest.fixture(scope="module")
-def site(lab, tmp_path_factory):
-    with Site(tmp_path_factory.mktemp("site"), lab) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")
