@@ -15,6 +15,7 @@ from runners.jobspec.base import (
     ModelRef,
 )
 from runners.jobspec.data import HostText, MixedData, SampleOptions, TrainData
+from runners.jobspec.text_samples import TextSamples
 from runners.jobspec.training_memory import LengthSchedule, TrainingMemory, check_lengths
 from runners.layout_options import LayoutOptions
 
@@ -35,7 +36,8 @@ class TrainSpec(TrainingMemory):
     beside the steps, from a copy in host memory, or in the step that waits for it. The newest
     ``keep_checkpoints`` stay while it trains; ``early_stop_validations`` in a row without a
     better loss end it, if given. With ``keep_best`` it leaves the weights of the step whose
-    held-out loss was the lowest, where one was taken on the way. With the objective
+    held-out loss was the lowest, where one was taken on the way. ``text_samples`` has the weights
+    continue prompts now and then. With the objective
     ``classification`` an encoder learns the label of each text, which the data must have, one
     text a row; the host's own are passages of code by the package that they are of.
     """
@@ -63,6 +65,7 @@ class TrainSpec(TrainingMemory):
     keep_checkpoints: int = Field(default=1, ge=1, le=100)
     early_stop_validations: PositiveInt | None = None
     keep_best: bool = True
+    text_samples: TextSamples | None = None
     parallel: DataParallel = DataParallel()
     layout: LayoutOptions | None = None
 
@@ -189,7 +192,7 @@ def _against_classification(asked: TrainSpec) -> Iterator[str]:
     """Yield what does not go with a classification head."""
     if isinstance(asked.model, DemoModel):
         yield "and the demo model predicts text; name an encoder's folder, or its config"
-    for name in ("lora", "quantized", "length_schedule"):
+    for name in ("lora", "quantized", "length_schedule", "text_samples"):
         if getattr(asked, name) is not None:
             yield f"and {name} is for models that predict text; leave it out"
     if isinstance(asked.data, MixedData):

@@ -41,6 +41,7 @@ from webapp.jobs.reasons import words_for
 from webapp.jobs.selectors import scheduler_words, waiting_sentence
 from webapp.jobs.standing import leftover_of, silence_of
 from webapp.jobs.task_figures import task_rows
+from webapp.jobs.text_samples import samples_of
 from webapp.live.page import live_context, page_or_regions
 from webapp.modelhub.models import TeamModel
 
@@ -193,6 +194,7 @@ def overview_context(job: Job, drawn: list[Drawn]) -> dict[str, Any]:
         "operators": operators_of(job),
         "chance": figures.beyond_chance(job),
         "tasks": task_rows(job),
+        "samples": samples_of(job),
         "harness": job.result.get("notes", {}).get("tasks", ""),
         "weight_dtype": job.spec.get("weight_dtype") or job.spec.get("method"),
         "narrow_dtypes": QUANTISED_DTYPES,

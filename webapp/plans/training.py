@@ -8,6 +8,7 @@ from planner.specs.model import ModelSpec
 from planner.specs.plan import PlannedStrategy
 from runners.adapter_options import BaseDtype, LoraOptions, QuantizedTraining
 from runners.jobspec import DemoModel, ModelRef, RandomModel, TrainSpec
+from runners.jobspec.text_samples import TextSamples
 from runners.jobspec.training_memory import USUAL_LEARNING_RATES
 from webapp.plans.errors import DraftProblem
 from webapp.plans.laying_out import layout_of
@@ -161,11 +162,23 @@ def _train_fields(values: dict[str, Any], best: PlannedStrategy) -> dict[str, An
         "quantized": _integers(values),
         "on_spike": values.get("on_spike") or "stop",
         "early_stop_validations": EARLY_STOPS.get(str(values.get("early_stop"))),
+        "text_samples": _text_samples(values),
         "keep_best": values.get("exported_weights") != "last",
         "checkpoint_writing": values.get("checkpoint_writing") or "background",
         "attention": values.get("attention") or "auto",
         "compiled": values.get("training_step") == "compiled",
     }
+
+
+def _text_samples(values: dict[str, Any]) -> TextSamples | None:
+    """Return which text the weights write on the way; None where they write none."""
+    every = str(values.get("text_samples") or "")
+    is_classifier = values.get("method") == CLASSIFICATION
+    if not every.isdecimal() or not int(every) or is_classifier:
+        return None
+    lines = str(values.get("sample_prompts") or "").split("\n")
+    prompts = tuple(each for each in lines if each.strip())
+    return TextSamples(every_steps=int(every), prompts=prompts)
 
 
 def needs_weights(model: ModelRef, verb: str) -> None:

@@ -43,6 +43,8 @@ _TRAINING = {
     "on_spike": "stop",
     "early_stop": "never",
     "exported_weights": "best",
+    "text_samples": "none",
+    "sample_prompts": "",
     "checkpoint_writing": "background",
     "attention": "auto",
     "training_step": "plain",

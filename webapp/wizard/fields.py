@@ -52,6 +52,16 @@ class Option(forms.ChoiceField):
         self.usual = choices[0][0]
 
 
+class OptionalText(forms.CharField):
+    """Lines of text that may be left out."""
+
+    usual = ""
+
+    def __init__(self, label: str, hint: str = "") -> None:
+        area = forms.Textarea(attrs={"rows": 3})
+        super().__init__(label=label, help_text=hint, required=False, widget=area)
+
+
 def asked_for(field: forms.Field, methods: Iterable[str]) -> None:
     """Show a field for these choices of the form's method only; without JavaScript always."""
     field.widget.attrs["data-asked-for"] = " ".join(methods)
@@ -168,6 +178,9 @@ def model_ids() -> tuple[str, ...]:
     return tuple(entry.id for entry in list_models())
 
 
+FINER = (Option, OptionalText)
+
+
 class StepForm(forms.Form):
     """A step of the wizard: no colon after labels, errors linked to their fields by Django."""
 
@@ -181,12 +194,12 @@ class StepForm(forms.Form):
     @property
     def plain_fields(self) -> list[forms.BoundField]:
         """Return what every draft of the step is about."""
-        return [each for each in self._own_fields() if not isinstance(each.field, Option)]
+        return [each for each in self._own_fields() if not isinstance(each.field, FINER)]
 
     @property
     def finer_fields(self) -> list[forms.BoundField]:
         """Return what most leave alone; the step shows it folded."""
-        return [each for each in self._own_fields() if isinstance(each.field, Option)]
+        return [each for each in self._own_fields() if isinstance(each.field, FINER)]
 
     @property
     def finer_words(self) -> str:
@@ -199,5 +212,5 @@ class StepForm(forms.Form):
 
 def _is_touched(bound: forms.BoundField) -> bool:
     field = bound.field
-    is_other = isinstance(field, Option) and (bound.value() or field.usual) != field.usual
+    is_other = isinstance(field, FINER) and (bound.value() or field.usual) != field.usual
     return is_other or bool(bound.errors)

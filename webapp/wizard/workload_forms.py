@@ -4,6 +4,7 @@ from typing import Any
 
 from django import forms
 
+from runners.jobspec.text_samples import LONGEST_PROMPT, MOST_PROMPTS
 from webapp.plans.compressing import (
     CODED_METHODS,
     GROUPED_METHODS,
@@ -13,7 +14,14 @@ from webapp.plans.compressing import (
     STRUCTURAL_METHODS,
 )
 from webapp.wizard.data_forms import DataForm
-from webapp.wizard.fields import DecimalNumber, Option, StepForm, WholeNumber, asked_for
+from webapp.wizard.fields import (
+    DecimalNumber,
+    Option,
+    OptionalText,
+    StepForm,
+    WholeNumber,
+    asked_for,
+)
 
 TRAIN_METHODS = [
     ("full", "Full: every weight"),
@@ -207,10 +215,39 @@ class PretrainForm(DataForm):
         [("background", "Written beside the steps"), ("in_step", "Written in a step")],
         "Beside the steps they need host memory for one more copy of the states",
     )
+    text_samples = Option(
+        "Text samples",
+        [
+            ("none", "No"),
+            ("20", "Every 20 steps"),
+            ("100", "Every 100 steps"),
+            ("500", "Every 500 steps"),
+        ],
+        "The weights of the moment continue prompts; the job's page shows what they wrote",
+    )
+    sample_prompts = OptionalText(
+        "Prompts of the samples",
+        f"One a line, {MOST_PROMPTS} at most; empty means the first words of held-out text",
+    )
     on_spike = Option(
         "On a loss spike",
         [("stop", "Stop; the last checkpoint stays"), ("skip", "Pass over the step")],
     )
+
+    def clean_sample_prompts(self) -> str:
+        """Refuse more prompts, or longer ones, than a training continues."""
+        text = str(self.cleaned_data.get("sample_prompts") or "").replace("\r\n", "\n")
+        lines = [each for each in text.split("\n") if each.strip()]
+        if len(lines) > MOST_PROMPTS:
+            raise forms.ValidationError(
+                f"These are {len(lines)} prompts, one a line. Give {MOST_PROMPTS} at most."
+            )
+        longest = max(map(len, lines), default=0)
+        if longest > LONGEST_PROMPT:
+            raise forms.ValidationError(
+                f"A prompt has {longest:,} characters. It may have {LONGEST_PROMPT} at most."
+            )
+        return "\n".join(lines)
 
     def clean(self) -> dict[str, Any]:
         """Refuse a run without an end."""

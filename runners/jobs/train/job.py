@@ -36,6 +36,7 @@ from runners.jobs.train.classifying import classifier, read_labelled
 from runners.jobs.train.outcome import TRAINING, Prepared, finish
 from runners.jobs.train.quantized import quantize_for_training
 from runners.jobs.train.sources import Data, read_data
+from runners.jobs.train.text_samples import Sampler, prompts_of
 from runners.jobs.train.trainer import Trainer
 from runners.jobspec import ArtefactModel, DemoModel, FolderModel, RandomModel, TrainSpec
 
@@ -75,6 +76,9 @@ def _train(job: Job, spec: TrainSpec, ranks: Ranks) -> tuple[Prepared, Peak] | N
     if whole is not None:
         trainer.model = whole
         trainer.take_best_weights()
+        if trainer.sampler is not None:
+            step = (trainer.best.exported or trainer.state).step
+            trainer.sampler.take(whole, step, is_final=True)
     return prepared, peak
 
 
@@ -108,6 +112,10 @@ def _prepare(job: Job, spec: TrainSpec, ranks: Ranks) -> Prepared:
     weights = model_bytes(model)
     lora = _adapter(job, spec, model, device)
     trainer = Trainer(job, spec, model, data.batches, held_out, device, ranks, data.judged)
+    if spec.text_samples is not None:
+        prompts = prompts_of(spec.text_samples, tokenizer, data.judged, held_out)
+        longest = spec.sequence_length
+        trainer.sampler = Sampler(job, spec.text_samples, tokenizer, prompts, longest)
     trainer.resume()
     if lora is None:
         weights = trainer.layout.weight_bytes()

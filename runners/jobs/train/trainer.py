@@ -33,6 +33,7 @@ from runners.jobs.train.recomputation import recompute
 from runners.jobs.train.schedule import Pace, learning_rate_ratio
 from runners.jobs.train.sources import Judged
 from runners.jobs.train.swap import activations_away
+from runners.jobs.train.text_samples import Sampler
 from runners.jobspec import TrainSpec
 
 MAX_GRAD_NORM = 1.0
@@ -57,6 +58,7 @@ class Trainer:
     judged: Judged | JudgedLabels | None = (
         None  # what the data kept back; None: held-out text of the host
     )
+    sampler: Sampler | None = None  # writes text on the way
     state: TrainState = field(default_factory=TrainState)
     step_seconds: list[float] = field(default_factory=list)
     last_loss: float = math.nan
@@ -266,6 +268,7 @@ class Trainer:
         }
         self._emit({**values, **speed})
         self._validate_when_due()
+        self._sample_when_due()
         self.state.elapsed_seconds += time.monotonic() - began
 
     def _num_tokens(self, micro_steps: range) -> int:
@@ -299,6 +302,17 @@ class Trainer:
             self.patience.take(self.state, found["validation_loss"])
             if self.spec.keep_best:
                 self.best.take(model, JudgedStep(self.state.step, found["validation_loss"]))
+
+    def _sample_when_due(self) -> None:
+        """Have the whole model write, as it is: copies that part do not meet for it."""
+        step = self.state.step
+        is_over = self.pace.fraction(self.state) >= 1.0
+        if self.sampler is None or is_over or not self.sampler.is_due(step):
+            return
+        model = self.layout.whole()
+        if model is not None:
+            with self.compiled.aside() if self.compiled else contextlib.nullcontext():
+                self.sampler.take(model, step)
 
     def take_best_weights(self) -> None:
         """Judge the last weights too, and go back to the best ones; the lead asks, at the end."""

@@ -232,6 +232,18 @@ def test_how_checkpoints_are_written_and_which_weights_stay_is_a_choice(plan, go
     assert launch_of(made).spec == usual
 
 
+@pytest.mark.parametrize("goal", ["pretrain", "finetune"])
+def test_text_samples_reach_the_host_with_their_prompts(plan, goal):
+    made = plan(goal, "demo" if goal == "pretrain" else "team")
+    assert launch_of(made).spec.text_samples is None
+    made.draft["workload"][goal] |= {"text_samples": "20", "sample_prompts": "Once\n\nTwice"}
+    asked = launch_of(made).spec.text_samples
+    made.draft["workload"][goal] |= {"sample_prompts": ""}
+
+    assert (asked.every_steps, asked.prompts) == (20, ("Once", "Twice"))
+    assert launch_of(made).spec.text_samples.prompts == ()
+
+
 def test_moments_that_are_not_adamws_stay(plan):
     made = plan("finetune", "team")
     made.draft["workload"]["finetune"] |= {"optimizer": "lion", "optimizer_offload": "disk"}

@@ -214,6 +214,38 @@ def test_a_step_without_finer_choices_has_no_fold(walk, goal, field):
     assert f'name="{field}"' in text
 
 
+@pytest.mark.parametrize("goal", ["pretrain", "finetune"])
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ("a\nb\nc\nd", "These are 4 prompts, one a line. Give 3 at most."),
+        ("x" * 501, "A prompt has 501 characters. It may have 500 at most."),
+    ],
+)
+def test_prompts_that_are_too_many_or_too_long_are_refused_in_sight(walk, goal, lines, why):
+    walker = walk()
+    walker.press("goal", goal=goal)
+
+    answer = walker.press("workload", go="stay", sample_prompts=lines)
+    text = answer.content.decode() or walker.page("workload").content.decode()
+
+    assert why in text
+    assert "Finer choices: Prompts of the samples" in text
+
+
+def test_prompts_are_kept_one_a_line(walk):
+    walker = walk()
+    walker.press("goal", goal="pretrain")
+
+    walker.press(
+        "workload", go="stay", sample_prompts="Once\r\n\r\n<b>Twice\r\n", text_samples="20"
+    )
+
+    text = walker.page("workload").content.decode()
+    assert "Once\n&lt;b&gt;Twice</textarea>" in text
+    assert "Finer choices: Text samples and Prompts of the samples" in text
+
+
 def test_a_finer_choice_that_is_refused_is_in_sight(walk):
     walker = walk()
     walker.press("goal", goal="generate")

@@ -1,0 +1,152 @@
+"""Trainings that write samples and are judged on the way, and the same ones that do neither.
+
+``python -m tests.runners.jobs.train.sampled FOLDER [CASE]``: each case on forked gloo ranks.
+"""
+
+import json
+import os
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
+
+from runners.jobs.ranks import ALONE, Ranks
+from runners.jobs.train.text_samples import Sampler, prompts_of
+from runners.jobs.train.trainer import Trainer
+from runners.jobspec.text_samples import TextSamples
+from tests.runners.jobs.train.killed import size_of
+from tests.runners.jobs.train.laid_out import (
+    DP,
+    EP,
+    LESS,
+    LLAMA,
+    MODELS,
+    PP,
+    TP,
+    ZERO,
+    Seen,
+    _import_what_training_imports,
+    model_of,
+    trainer_of,
+)
+from tests.stack import free_port
+
+STEPS, EVERY = 9, 2
+LOCAL = "local"
+DROPS = "alone, with dropout"
+MODELS["dropping"] = {**LLAMA, "attention_dropout": 0.2}
+CASES: dict[str, dict[str, Any]] = {
+    "alone": {},
+    DROPS: {},
+    "data parallel": DP,
+    LOCAL: LESS["local"],
+    "ZeRO-3": ZERO["ZeRO-3"],
+    "tensor": TP,
+    "pipeline": PP,
+    "context": {"context_parallel_size": 2},
+    "experts": EP,
+}
+
+
+def word_tokenizer(size: int = 128) -> PreTrainedTokenizerFast:
+    """Return a tokenizer whose words are w0, w1 and so on."""
+    model = WordLevel({f"w{at}": at for at in range(size)}, unk_token="w0")
+    inner = Tokenizer(model)
+    inner.pre_tokenizer = Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=inner)
+
+
+def train(name: str, ranks: Ranks, folder: Path, *, looks: bool) -> dict[str, Any]:
+    """Train to the end, with samples and validations or without; return what this rank saw."""
+    asked = TextSamples(
+        every_steps=EVERY, prompts=("w0 w5 w10", "w7"), max_tokens=6, temperature=0.7
+    )
+    model = "dropping" if name == DROPS else model_of(name)
+    options = CASES[name] or None
+    trainer: Seen = trainer_of(
+        model, options, ranks, folder, max_steps=STEPS, text_samples=asked if looks else None
+    )
+    tokenizer = word_tokenizer()
+    if looks:
+        prompts = prompts_of(asked, tokenizer, None, trainer.held_out_ids)
+        trainer.sampler = Sampler(trainer.job, asked, tokenizer, prompts, 16)
+    if looks and name != LOCAL:  # a validation of copies that part is one meeting more
+        trainer._validate_when_due = Trainer._validate_when_due.__get__(trainer)
+    trainer.run()
+    draw = float(torch.rand(()))
+    found = {"losses": [each["loss"] for each in trainer.values], "draw": draw}
+    whole = trainer.layout.whole()
+    if whole is not None and trainer.sampler is not None:
+        trainer.model = whole
+        last = {key: each.detach().clone() for key, each in whole.named_parameters()}
+        trainer.best.take(whole, trainer.best.last or _judged(trainer))
+        trainer.take_best_weights()
+        trainer.sampler.take(whole, STEPS, is_final=True)
+        found["samples"] = [vars(each) for each in trainer.sampler.taken]
+        found["best"] = vars(trainer.best.exported) if trainer.best.exported else None
+        found["is_back"] = any(
+            not torch.equal(last[key], each) for key, each in whole.named_parameters()
+        )
+    return found
+
+
+def _judged(trainer: Seen) -> Any:
+    from runners.jobs.train.best import JudgedStep
+
+    return JudgedStep(trainer.state.step, trainer.validation(trainer.model)["validation_loss"])
+
+
+def _on_rank(name: str, rank: int, port: int, folder: Path) -> None:
+    ranks, size = ALONE, size_of(CASES[name])
+    if size > 1:
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=60))
+        ranks = Ranks(rank, size, lead=0, local_rank=rank)
+    found = {}
+    for word, looks in {"plain": False, "looked at": True}.items():
+        torch.manual_seed(5)
+        found[word] = train(name, ranks, folder / f"{word}-{rank}", looks=looks)
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    if size > 1:
+        dist.barrier()
+
+
+def run(name: str, folder: Path) -> list[int]:
+    """Run a case on forked ranks; return how each ended."""
+    folder.mkdir(parents=True)
+    port, pids = free_port(), []
+    for rank in range(size_of(CASES[name])):
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                _on_rank(name, rank, port, folder)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        pids.append(pid)
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+
+
+def main() -> None:
+    """Run all cases, or those named, below the folder."""
+    torch.set_num_threads(1)
+    _import_what_training_imports()
+    for name in sys.argv[2:] or CASES:
+        if any(ends := run(name, Path(sys.argv[1]) / name)):
+            sys.exit(f"{name}: its ranks ended with {ends}")
+
+
+if __name__ == "__main__":
+    main()
