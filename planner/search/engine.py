@@ -21,6 +21,7 @@ from planner.search.scoring import Fitting, Scores, score, score_exactly
 from planner.search.select import Table, best_rows, frontier_rows, lost_families, promises
 from planner.search.serving_space import serving_blocks
 from planner.search.space import FRUGAL
+from planner.search.split_space import split_strategies
 from planner.search.subject import RECENT, Subject
 from planner.search.suggest import suggestions
 from planner.search.training_space import training_blocks
@@ -161,11 +162,6 @@ def explore(
         PlannerError: no strategy could be costed at all; it is the last one's reason.
     """
     refuse_uncovered(request.pins, training=isinstance(request.workload, TrainWorkload))
-    if request.pins.disaggregated is not None:
-        raise NotCoveredError(
-            "a search does not split devices into pools yet: ask estimate for each split",
-            "pins.disaggregated",
-        )
     found = Found(constraints_of(request))
     for question in questions(request):
         if only_fitting and out_of_reach(question, found.limits):
@@ -213,9 +209,8 @@ def _scored(
 ) -> Scored:
     refused: PlannerError | None = None
     blocks: tuple[Block, ...] = ()
-    workload = question.request.workload
-    if question.cluster.other_nodes and isinstance(workload, TrainWorkload):
-        return score_exactly(question, unlike_strategies(question, workload), subject)
+    if (listed := _one_by_one(question)) is not None:
+        return score_exactly(question, listed, subject)
     try:
         blocks = blocks_of(question)
     except (NotPossibleError, NotCoveredError) as error:
@@ -236,6 +231,16 @@ def _scored(
         # A pinned layout that the space does not contain is costed, or refused, as it is.
         parts, refused = score_exactly(question, _listed(question), subject)
     return parts, refused
+
+
+def _one_by_one(question: Question) -> tuple[Strategy, ...] | None:
+    """Return the strategies of a question that columns cannot cost, None where they can."""
+    workload, split = question.request.workload, question.request.pins.disaggregated
+    if question.cluster.other_nodes and isinstance(workload, TrainWorkload):
+        return unlike_strategies(question, workload)
+    if split is not None and isinstance(workload, ServeWorkload):
+        return split_strategies(question, split)
+    return None
 
 
 def _of_blocks(

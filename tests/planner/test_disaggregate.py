@@ -162,11 +162,38 @@ def test_a_fixed_batch_has_no_pools():
         )
 
 
-def test_a_search_over_splits_is_refused_by_its_pin():
-    with pytest.raises(NotCoveredError) as caught:
-        search(devices=2, pins={"disaggregated": {"prefill_devices": 1, "decode_devices": 1}})
+def test_a_search_finds_the_best_layout_of_pinned_pools_and_costs_it_as_the_estimate_does():
+    pools = {"prefill_devices": 2, "decode_devices": 4}
 
-    assert caught.value.field == "pins.disaggregated"
+    found = search(devices=8, engine="vllm", pins={"disaggregated": pools})
+
+    best = found.plans[0]
+    strategy = best.strategy.model_dump(exclude_none=True)
+    alone = ask(devices=8, engine="vllm", workload=SERVE, strategy=strategy)
+    ranks = best.strategy.tensor_parallel_size * best.strategy.pipeline_parallel_size
+    assert best.strategy.disaggregated.model_dump() == pools
+    assert 2 % ranks == 0
+    assert best.strategy.data_parallel_size * ranks == 6  # two devices are left idle
+    assert alone.performance.tpot_seconds == pytest.approx(best.performance.tpot_seconds)
+    assert {one.strategy.disaggregated for one in found.plans} == {best.strategy.disaggregated}
+    kept = search(
+        devices=8, engine="vllm", pins={"disaggregated": pools, "tensor_parallel_size": 2}
+    )
+    assert {one.strategy.tensor_parallel_size for one in kept.plans} == {2}
+
+
+@pytest.mark.parametrize(
+    ("pools", "pins", "words"),
+    [
+        ((4, 6), {}, "take 10 devices, the cluster has 8"),
+        ((1, 2), {"tensor_parallel_size": 2}, "must be a multiple of the 2 devices"),
+    ],
+)
+def test_pools_that_no_search_can_lay_out_are_refused_by_name(pools, pins, words):
+    split = dict(zip(("prefill_devices", "decode_devices"), pools, strict=True))
+
+    with pytest.raises(NotPossibleError, match=words):
+        search(devices=8, engine="vllm", pins={"disaggregated": split, **pins})
 
 
 def test_attention_ranks_of_a_replica_read_a_prompt_each():
