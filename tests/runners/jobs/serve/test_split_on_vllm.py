@@ -83,7 +83,7 @@ def test_a_divided_vllm_writes_what_a_whole_one_writes_and_its_caches_travel(sta
         until(lambda: moved(endpoint) > 100_000, "no cache travelled")
         client = endpoint.client()
         assert len(complete(client, PROMPTS[0], n=2, temperature=0.8).choices) == 2
-        until(lambda: endpoint.figure("slipway_output_tokens_total") == 3 * 16 + 2 * 12, "tokens")
+        until(lambda: endpoint.figure("slipway_output_tokens_total") >= 3 * 16 + 2 * 12, "tokens")
 
         reader = min(psutil.Process(endpoint.process.pid).children(), key=lambda each: each.pid)
         reader.kill()
