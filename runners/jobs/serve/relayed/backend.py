@@ -28,6 +28,7 @@ from runners.jobs.serve.relayed.process import (
 )
 from runners.jobs.serve.relayed.relay import RelayReady, RelayWriter
 from runners.jobs.serve.relayed.scrape import MetricNames, Scraper
+from runners.jobs.serve.relayed.trial import hand_over_once
 from runners.jobspec import ArtefactModel, FolderModel, ServeSpec
 
 ADAPTER_FILES = (CONFIG_NAME, WEIGHTS_NAME)
@@ -97,7 +98,7 @@ class RelayBackend:
         limits = Limits(spec.max_concurrency, spec.queue_limit, length, frozenset())
         # With a split no engine sees a request from its beginning to its first token.
         names = speaker.names._replace(ttft="") if engines.is_split else speaker.names
-        scraper = Scraper(names, figures)
+        scraper = Scraper(names, figures, (engines.page() or "") if engines.is_split else "")
         writer = RelayWriter(engines, limits, scraper, job.stop_requested.is_set)
         return RelayReady(writer, figures, lambda name: speaker.called(spec, name))
 
@@ -114,7 +115,9 @@ class RelayBackend:
             for part in parts_of(options.split, options)
         ]
         found, readers = started_together(wanted), options.split.prefill_engines
-        return Engines(found[readers:], found[:readers])
+        engines = Engines(found[readers:], found[:readers])
+        hand_over_once(engines, speaker.called(spec, spec.served_name))
+        return engines
 
     def took(self) -> Took:
         """Return the peak of the GPUs where there are some, else of the engine's processes."""

@@ -65,13 +65,18 @@ NOTHING_TWICE = Twice()
 
 
 class Scraper:
-    """Adds what one life of an engine counts to an endpoint's figures."""
+    """Adds what one life of an engine counts to an endpoint's figures.
 
-    def __init__(self, names: MetricNames, figures: Figures) -> None:
+    ``before`` is a page of what it counted before anybody asked, which is not added.
+    """
+
+    def __init__(self, names: MetricNames, figures: Figures, before: str = "") -> None:
         self._names = names
         self._figures = figures
-        self._last = Exposition("")
-        self._told = NOTHING_TWICE
+        self._last = last = Exposition(before)
+        self._told = Twice(
+            int(last.sums[names.prompt_tokens]), int(last.sums[names.output_tokens])
+        )
 
     def take(self, text: str, seconds: float, twice: Twice = NOTHING_TWICE) -> bool:
         """Take in a page, ``seconds`` after the one before; return whether tokens came.

@@ -293,6 +293,16 @@ def test_one_that_does_not_start_ends_the_others_and_is_the_jobs_reason(start, s
     assert time.monotonic() - began < 100
 
 
+def test_engines_that_cannot_hand_a_cache_over_say_so_before_anybody_asks(start, spec):
+    with start("split-apart", spec, STANDIN_HANDS_NOTHING_OVER="1") as endpoint:
+        ended = endpoint.end()
+
+    assert ended.returncode == 3
+    assert "vLLM's decode engine 1 does not fetch what vLLM's prefill engine 1" in ended.stderr
+    assert "no way to that memory" in ended.stderr
+    assert not ended.bodies("endpoint")
+
+
 def test_fewer_gpus_than_the_engines_take_are_refused_with_both_numbers(start, spec):
     with start("split-few", spec, CUDA_VISIBLE_DEVICES="GPU-a,GPU-b") as endpoint:
         ended = endpoint.end()

@@ -5,6 +5,7 @@ blocks; who writes fetches it there by all three, and what was fetched is gone.
 """
 
 import json
+import os
 import socketserver
 import threading
 import uuid
@@ -62,6 +63,8 @@ class Caches(socketserver.ThreadingTCPServer):
 
     def give(self, asked: dict[str, Any]) -> list[str]:
         """Hand a cache over and free it."""
+        if "STANDIN_HANDS_NOTHING_OVER" in os.environ:
+            raise RefusedError("no way to that memory")
         if asked["engine"] != self.engine_id:
             raise RefusedError("another engine's cache is asked for")
         with self._lock:

@@ -101,7 +101,11 @@ class Engine:
     def words_of(self, asked: dict[str, Any], params: dict[str, Any]) -> list[str]:
         """Return the prompt's words: fetched from who read them, else read here."""
         texts = [each["content"] for each in asked.get("messages", [])] or [asked["prompt"]]
-        own = [word for text in texts for word in text.split()]
+        own = [
+            str(word)
+            for text in texts
+            for word in (text.split() if isinstance(text, str) else text)  # or tokens
+        ]
         if params.get("do_remote_prefill"):
             if "refused late" in " ".join(own):
                 fetch(params, only_free=True)
