@@ -130,7 +130,8 @@ def _kind(needs: Needs) -> PreflightCheck:
 
 def _packages(needs: Needs) -> PreflightCheck:
     of_kind = KIND_PACKAGES.get(needs.kind, ())
-    wanted = (*PACKAGES, *of_kind, *filter(None, [DTYPE_PACKAGES.get(needs.weight_dtype)]))
+    formats = (needs.weight_dtype, needs.compute_dtype)
+    wanted = (*PACKAGES, *of_kind, *filter(None, map(DTYPE_PACKAGES.get, formats)))
     found = {name: _version(name) for name in wanted}
     missing = [name for name, version in found.items() if version is None]
     if missing:
@@ -158,6 +159,9 @@ def _hardware(
     if needs.environment == MAIN:
         if library and has_gpus:
             yield preflight_gpus.driver_check(cuda_of_driver(library), cuda_of_torch())
+        if needs.compute_dtype == "fp8":
+            found = probe.gpu_facts(library) if library else []
+            yield preflight_gpus.narrow_products(preflight_gpus.given(found, needs.gpus))
         return
     with contextlib.suppress(PinsError):  # told as the environment's own
         pins = Store(place.host_dir).pins(needs.environment)

@@ -1,10 +1,10 @@
 """What an environment for GPUs asks of a host: a GPU new enough, a driver for it, a compiler."""
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from runners import probe
-from runners.cuda import cuda_of_driver
+from runners.cuda import FP8_CAPABILITY, cuda_of_driver
 from runners.environments.pins import Pins, Version
 from runners.facts import GpuFacts
 from runners.preflight_messages import Needs, PreflightCheck, no, yes
@@ -21,8 +21,7 @@ def checks(
     """
     if pins.cuda is None:
         return
-    found = list(probe.gpu_facts(library)) if library else []
-    gpus = [gpu for gpu in found if not wanted or gpu.uuid in wanted]
+    gpus = given(probe.gpu_facts(library) if library else [], wanted)
     yield _gpu(pins, gpus)
     if library and gpus:
         yield driver_check(cuda_of_driver(library), pins.cuda, f"The environment {pins.name}")
@@ -54,6 +53,29 @@ def division_checks(
             f"Add it to the host's own pins of {pins.name}, or remove that file: the shipped one "
             "has it.",
         )
+
+
+def given(found: Iterable[GpuFacts], wanted: Sequence[str]) -> list[GpuFacts]:
+    """Return the GPUs of an attempt among those found; none wanted: every one."""
+    return [gpu for gpu in found if not wanted or gpu.uuid in wanted]
+
+
+def narrow_products(gpus: Sequence[GpuFacts]) -> PreflightCheck:
+    """Judge whether an attempt's GPUs multiply in 8-bit floats; processors emulate it."""
+    asked = f"of compute capability {FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]} or newer"
+    if not gpus:
+        return yes(
+            "fp8", "No GPU is used: products in 8-bit floats are emulated, which is slower."
+        )
+    old = [gpu for gpu in gpus if _capability(gpu) < FP8_CAPABILITY]
+    if not old:
+        return yes("fp8", f"{len(gpus)} GPUs {asked} multiply in 8-bit floats.")
+    named = ", ".join(f"{gpu.name} ({gpu.compute_capability or 'unknown'})" for gpu in old)[:400]
+    return no(
+        "fp8",
+        f"Products in 8-bit floats need GPUs {asked}; too old are {named}.",
+        "Choose a host with newer GPUs, or train with products in BF16.",
+    )
 
 
 def _gpu(pins: Pins, gpus: Sequence[GpuFacts]) -> PreflightCheck:

@@ -14,6 +14,7 @@ class Needs(Message):
 
     kind: str
     weight_dtype: str = ""
+    compute_dtype: str = ""  # in which a training's products run
     environment: str = MAIN
     memory_bytes: NonNegativeInt = 0  # the least that its peak is predicted to be, per device
     model: FolderModel | ArtefactModel | None = Field(default=None, discriminator="source")

@@ -32,11 +32,19 @@ class Rates:
     op_overhead_s: float
 
 
+def emulates_narrow_products(engine: Engine, device: DeviceSpec, computed: Dtype) -> bool:
+    """Return whether our trainer rounds operands to 8-bit floats and multiplies them in fp32."""
+    has_units = "fp8" in device.peak_flops_per_second
+    return computed == "fp8" and engine.counted_by_operator and not has_units
+
+
 def rates_for(
     cluster: ClusterSpec, device: DeviceSpec, engine: Engine, dtypes: tuple[Dtype, Dtype]
 ) -> Rates:
     """Return the rates of operators that compute in the first dtype and store the second."""
     computed, stored = dtypes
+    if emulates_narrow_products(engine, device, computed):
+        computed = "fp32"
     peak, used = peak_of(device, computed)
     if engine.sums_in_16_bits and used in SIXTEEN_BIT and device.halves_wide_sums:
         peak *= 2

@@ -28,7 +28,8 @@ from planner.workload.formats import (
 from planner.workload.layouts import layout_of
 from planner.workload.named_formats import FORMAT_BY_QUANTIZATION, default_group
 from planner.workload.ranks import Layout
-from planner.workload.setting import Setting
+from planner.workload.rates import emulates_narrow_products
+from planner.workload.setting import Setting, compute_dtype_of
 from planner.workload.validity import batch_rules, check, training_rules
 
 # What needs requests that come and go.
@@ -357,6 +358,13 @@ def _warn(setting: Setting, request: EstimateRequest) -> None:
     reason = reason_against(sparsity, setting.engine.key, setting.device) if sparsity else ""
     if reason:
         add(f"sparsity {sparsity:g} saves neither time nor memory here: {reason}")
+    computed = compute_dtype_of(setting)
+    if emulates_narrow_products(setting.engine, setting.device, computed):
+        add(
+            f"products in {computed} are emulated: {setting.device.name or setting.device.id} has "
+            "no units for them, so that operands are rounded and multiplied in fp32, which is "
+            "slower than bf16"
+        )
     if setting.model.note:
         add(setting.model.note)
     unused = request.cluster.num_devices - setting.layout.devices

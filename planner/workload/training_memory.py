@@ -227,7 +227,9 @@ class _Stage:
     def autocast_copies(self) -> float:
         """Return the narrow copies that autocast makes of what learns, for its products.
 
-        What is computed again makes its copies again, a layer's at a time.
+        What is computed again makes its copies again, a layer's at a time. Layers that multiply in
+        8-bit floats round their weights as they go: in our trainer the output layer alone is
+        copied.
         """
         setting, narrow = self.setting, self._activations.kept_bytes
         adapts = self.workload.method in ADAPTER_METHODS
@@ -235,15 +237,19 @@ class _Stage:
         if narrow >= max(own, setting.plain_element_bytes):
             return 0.0
         again = setting.strategy.activation_recomputation in {"selective", "full"}
-        apart = 1.0
+        apart, copied = 1.0, self._trained
+        shards = self._shards(3)
         if again and setting.engine.counted_by_operator:
             apart = maximum(1, self.layers)
+        if setting.strategy.compute_dtype == "fp8" and setting.engine.counted_by_operator:
+            head = setting.model.output_width * setting.model.hidden_size
+            apart, copied, shards = 1.0, head / setting.layout.tensor, 1.0
         return self.ledger.term(
             sharded_state_bytes,
             setting.line(GROUP, "Autocast copies of the weights", key="buffers"),
-            parameters=self._trained,
+            parameters=copied,
             bytes_per_element=narrow,
-            shards=where(self._shards(3) > 1, maximum(1, self.layers) / GATHERED_LAYERS, apart),
+            shards=where(shards > 1, maximum(1, self.layers) / GATHERED_LAYERS, apart),
         )
 
     @cached_property

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StringConstraints
 
-ComputeDtype = Literal["fp32", "bf16", "fp16"]
+ComputeDtype = Literal["fp32", "bf16", "fp16", "fp8"]
 
 
 class JobDocument(BaseModel):

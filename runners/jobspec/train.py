@@ -31,6 +31,7 @@ class TrainSpec(TrainingMemory):
     With ``quantized`` integers take part, and what is left lies on their grid.
     ``length_schedule`` trains shares of the steps at shorter lengths first, in more rows.
     ``attention``: fused or as separate products; ``compiled``: layers run as compiled kernels.
+    With ``compute_dtype`` fp8 the layers' products round their operands, and all else is bf16's.
     ``layout``: how the ranks share the work; without one each holds a whole copy. A pipeline that
     may shrink divides its layers anew among the ranks that are left. ``checkpoint_writing``:
     beside the steps, from a copy in host memory, or in the step that waits for it. The newest
@@ -121,6 +122,31 @@ class TrainSpec(TrainingMemory):
                 f"compiled layers do not go with {', '.join(found)}; leave compiled out, or these"
             )
         return self
+
+    @model_validator(mode="after")
+    def _products_can_be_narrow(self) -> Self:
+        layout = self.layout
+        hindrances = {
+            "lora": self.lora is not None,
+            "quantized": self.quantized is not None,
+            "optimizer qft": self.optimizer == "qft",
+            "a layout that divides layers, sequences or experts": layout is not None
+            and (
+                layout.world_size != layout.data_parallel_size or layout.expert_parallel_size > 1
+            ),
+        }
+        found = [what for what, is_there in hindrances.items() if is_there]
+        if self.compute_dtype == "fp8" and found:
+            raise ValueError(
+                f"compute_dtype fp8 does not go with {', '.join(found)}; choose bf16, or leave "
+                "these out"
+            )
+        return self
+
+    @property
+    def published_dtype(self) -> Literal["fp32", "bf16", "fp16"]:
+        """Return the format of the weights that it leaves: narrow products leave wide weights."""
+        return "bf16" if self.compute_dtype == "fp8" else self.compute_dtype
 
     @model_validator(mode="after")
     def _is_laid_out(self) -> Self:

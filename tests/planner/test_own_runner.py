@@ -73,6 +73,37 @@ def test_the_measured_peak_of_the_demos_training_lies_in_its_interval():
     assert low < 645_554_176 < high
 
 
+def test_products_in_8_bit_floats_are_emulated_where_no_unit_has_them():
+    """Rounded operands are multiplied in fp32, and the output layer alone is copied to bf16."""
+    wide, narrow = (step_of(2, compute) for compute in ("bf16", "fp8"))
+    held = {name: each.memory.breakdown_bytes for name, each in (("w", wide), ("n", narrow))}
+
+    assert any("products in fp8 are emulated: two-quiet-cores" in said for said in narrow.warnings)
+    assert not any("emulated" in said for said in wide.warnings)
+    assert narrow.performance.step_seconds > wide.performance.step_seconds
+    assert held["n"]["buffers"] == 2 * 4096 * 192
+    assert held["w"]["buffers"] > 2 * held["n"]["buffers"]
+    for term in ("weights", "gradients", "optimizer_states", "activations"):
+        assert held["n"][term] == held["w"][term]
+
+
+def test_products_in_8_bit_floats_run_at_their_own_peak_where_units_have_them():
+    workload = {"kind": "train", "sequence_length": 256, "method": "pretrain"}
+    found = [
+        ask(
+            model="meta-llama/Llama-3.1-8B",
+            device="h100-sxm5-80gb",
+            engine="torch",
+            workload={**workload, "global_batch_size": 16},
+            strategy={"compute_dtype": compute},
+        )
+        for compute in ("bf16", "fp8")
+    ]
+
+    assert found[1].performance.step_seconds < found[0].performance.step_seconds
+    assert not any("emulated" in said for said in found[1].warnings)
+
+
 def test_what_training_adds_is_not_charged_to_a_generation():
     host = {**MEASURED_HOST, "training_overhead_bytes": 10**9}
     generate = {"kind": "generate", "batch_size": 1, "input_tokens": 128, "output_tokens": 32}

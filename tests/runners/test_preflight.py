@@ -332,6 +332,32 @@ def test_engines_that_divide_the_work_need_gpus_of_their_own_and_a_way_between(
         assert "pins no nixl" in found["transfer"].sentence
 
 
+@pytest.mark.parametrize(
+    ("capability", "is_ok"), [((8, 9), True), ((9, 0), True), ((8, 0), False)]
+)
+def test_products_in_8_bit_floats_ask_for_gpus_that_have_them(
+    place, monkeypatch, capability, is_ok
+):
+    with_gpus(monkeypatch).nvmlDeviceGetCudaComputeCapability = lambda _: capability
+
+    found = checked(Needs(kind="train", compute_dtype="fp8"), place)
+
+    assert found["fp8"].ok == is_ok
+    assert "of compute capability 8.9 or newer" in found["fp8"].sentence
+    assert is_ok or found["fp8"].remedy.endswith("or train with products in BF16.")
+    assert "fp8" not in checked(Needs(kind="train", compute_dtype="bf16"), place)
+
+
+def test_a_processor_is_told_to_emulate_products_in_8_bit_floats(place, monkeypatch):
+    monkeypatch.setattr(probe, "_initialised_nvml", lambda: None)
+
+    found = checked(Needs(kind="train", compute_dtype="fp8"), place)
+
+    assert found["fp8"].ok
+    assert "emulated, which is slower" in found["fp8"].sentence
+    assert f"torchao {importlib.metadata.version('torchao')}" in found["packages"].sentence
+
+
 def test_an_environment_for_gpus_needs_a_c_compiler(on_gpus, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
 

@@ -29,6 +29,7 @@ def needs_of(attempt: Attempt) -> Needs:
         {
             "kind": attempt.job.kind,
             "weight_dtype": _dtype(spec),
+            "compute_dtype": str(spec.get("compute_dtype") or ""),
             "environment": environment_of(spec),
             "memory_bytes": int(peak.get("low") or peak.get("value") or 0),
             "model": model if model.get("source") in ON_DISK else None,

@@ -77,7 +77,7 @@ def _trained_demo(model: DemoModel, spec: ModelSpec) -> dict[str, Any]:
 
 
 def _dtype(spec: ModelSpec) -> str:
-    return spec.compute_dtype if isinstance(spec, TrainSpec) else spec.weight_dtype
+    return spec.published_dtype if isinstance(spec, TrainSpec) else spec.weight_dtype
 
 
 def _name(job: Job, spec: ModelSpec, source: TeamModel | None) -> str:

@@ -28,6 +28,7 @@ UNASKED = {
     "guessing",
     "decode_step",
     "attention",
+    "products",
     "training_step",
 }
 PRICES = [("balanced", "The lowest price by the hour"), ("cost", "The lowest price by the token")]

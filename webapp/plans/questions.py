@@ -227,9 +227,11 @@ def _pins(draft: Draft, *, is_pool: bool) -> Strategy:
         if value or (name == "zero_stage" and value == 0)  # stage 0 is an answer
     }
     goal = draft["goal"]["goal"]
-    asked = draft["workload"][goal].get("attention") if goal in TRAININGS else None
-    if asked in {"flash", "eager"}:
-        pins = {"attention": asked, **pins}
+    values = draft["workload"][goal] if goal in TRAININGS else {}
+    if values.get("attention") in {"flash", "eager"}:
+        pins = {"attention": values["attention"], **pins}
+    if values.get("products") == "fp8":
+        pins = {"compute_dtype": "fp8", **pins}
     if is_pool and goal in TRAININGS:
         pins = {**WHOLE_COPIES.model_dump(exclude_none=True), **pins}
     if goal == "compress":

@@ -14,7 +14,7 @@ from webapp.plans.errors import DraftProblem
 from webapp.plans.laying_out import layout_of
 
 Draft = dict[str, Any]
-COMPUTE_DTYPES = ("fp32", "bf16", "fp16")
+COMPUTE_DTYPES = ("fp32", "bf16", "fp16", "fp8")
 CLASSIFICATION = "classification"
 FRESH_ENCODER_RATE = 1e-3
 TRAINED_ENCODER_RATE = 5e-5  # the largest of those that BERT was fine-tuned with

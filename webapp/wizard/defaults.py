@@ -47,6 +47,7 @@ _TRAINING = {
     "sample_prompts": "",
     "checkpoint_writing": "background",
     "attention": "auto",
+    "products": "auto",
     "training_step": "plain",
 }
 WORKLOADS: dict[str, dict[str, Any]] = {

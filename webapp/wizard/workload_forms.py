@@ -191,6 +191,11 @@ class PretrainForm(DataForm):
         ],
         "A fused one keeps no scores; on a CPU it is slower for short sequences",
     )
+    products = Option(
+        "Matrix products",
+        [("auto", "In 16 bits or wider"), ("fp8", "In 8-bit floats (fp8)")],
+        "For GPUs from Ada Lovelace on; emulated elsewhere, which is slower than 16 bits",
+    )
     training_step = Option(
         "Training step",
         [("plain", "As it is"), ("compiled", "Compiled layers")],

@@ -74,7 +74,7 @@ def _train(job: Job, spec: TrainSpec, ranks: Ranks) -> tuple[Prepared, Peak] | N
     trainer.layout.synchronise()
     whole = trainer.layout.whole()
     if whole is not None:
-        trainer.model = whole
+        trainer.model = _widened(whole) if spec.compute_dtype == "fp8" else whole
         trainer.take_best_weights()
         if trainer.sampler is not None:
             step = (trainer.best.exported or trainer.state).step
@@ -122,6 +122,12 @@ def _prepare(job: Job, spec: TrainSpec, ranks: Ranks) -> Prepared:
     adapters = {"adapters": lora.bytes} if lora else {}
     trainer.tell_held(weights=weights, runtime_overhead=meter.read().start_bytes, **adapters)
     return Prepared(trainer, tokenizer, text, data, meter, lora)
+
+
+def _widened(model: PreTrainedModel) -> PreTrainedModel:
+    from runners.jobs.train.narrow_products import widened  # torchao is large
+
+    return widened(model)
 
 
 def _data(

@@ -24,7 +24,8 @@ from runners.jobs.train.checkpoint import (
 from runners.jobs.train.checkpoint_writing import Staged
 from runners.jobspec import ComputeDtype
 
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# Beside products in 8-bit floats, all else runs as with bf16.
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 STEPS_TO_ORDER_BUCKETS = 2  # DDP makes new ones as its second step begins
 
 

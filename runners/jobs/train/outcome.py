@@ -50,7 +50,7 @@ def finish(prepared: Prepared, peak: Peak) -> None:
         trained |= _publish_adapter(prepared, prepared.lora)
     trained |= _data_figures(prepared)
     model = prepared.lora.merge() if prepared.lora is not None else made_plain(trainer.model)
-    model = ready(model, dtype=TORCH_DTYPES[spec.compute_dtype])
+    model = ready(model, dtype=TORCH_DTYPES[spec.published_dtype])
     perplexity = evaluate(model, trainer.held_out_ids, FINAL_EVALUATION_TOKENS)
     parameters = float(sum(each.numel() for each in model.parameters()))
     said = perplexity.measured()
@@ -79,7 +79,7 @@ def _finish_classifier(prepared: Prepared, peak: Peak) -> None:
     }
     notes = _notes(prepared, peak)
     job.emitter.phase("Saving the model")
-    model = ready(trainer.model, dtype=TORCH_DTYPES[spec.compute_dtype])
+    model = ready(trainer.model, dtype=TORCH_DTYPES[spec.published_dtype])
     judged = {name: measured[name] for name in ("accuracy", "f1")}
     _publish_model(prepared, model, _card(spec, measured, notes), judged)
     measured["disk_bytes"] = float(weight_file_bytes(job.output_dir("model")))
@@ -195,9 +195,17 @@ def _kernel_notes(trainer: Trainer) -> dict[str, str]:
     notes = {"attention": ways.get(trainer.attention, trainer.attention)}
     if isinstance(trainer.optimizer, torch.optim.AdamW):
         notes["optimizer"] = "AdamW, all of a weight's update in one kernel"
+    if trainer.spec.compute_dtype == "fp8":
+        notes["products"] = _products_note(trainer)
     if trainer.compiled is not None:
         notes["compiled"] = trainer.compiled.note(trainer.step_seconds)
     return notes
+
+
+def _products_note(trainer: Trainer) -> str:
+    from runners.jobs.train.narrow_products import products_note  # torchao is large
+
+    return products_note(trainer.device)
 
 
 def _ranks_note(trainer: Trainer) -> str:

@@ -71,6 +71,10 @@ class Trainer:
         self.attention = str(self.model.config._attn_implementation)  # noqa: SLF001 - no public name
         if spec.optimizer == "qft":
             hold_as_integers(self.model)
+        if spec.compute_dtype == "fp8":
+            from runners.jobs.train.narrow_products import narrow_products  # torchao is large
+
+            narrow_products(self.model, self.device)
         recompute(self.model, spec.activation_recomputation)
         self.layout = chosen_layout(self.model, spec, self.device, self.ranks)
         states = (spec.optimizer_offload, scratch)

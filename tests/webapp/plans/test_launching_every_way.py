@@ -187,6 +187,19 @@ def test_moments_that_the_plan_has_on_disk_wait_there(plan, planned, where):
     assert spec.optimizer_offload == where
 
 
+@pytest.mark.parametrize(("asked", "computes"), [("auto", {"fp32", "bf16"}), ("fp8", {"fp8"})])
+def test_products_in_8_bit_floats_are_taken_only_when_they_are_chosen(plan, asked, computes):
+    made = plan("pretrain", "demo")
+    made.draft["workload"]["pretrain"] |= {"products": asked}
+
+    launch = launch_of(made)
+
+    assert launch.spec.compute_dtype in computes
+    assert launch.best.strategy.compute_dtype == launch.spec.compute_dtype
+    said = [each for each in launch.best.warnings if "products in fp8 are emulated" in each]
+    assert len(said) == (asked == "fp8")
+
+
 @pytest.mark.parametrize("way", ["eager", "flash", "auto"])
 def test_kernels_that_were_chosen_reach_plan_and_host(plan, way):
     made = plan("finetune", "team")

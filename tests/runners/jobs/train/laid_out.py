@@ -123,6 +123,11 @@ SCALED: dict[str, dict[str, Any]] = {
     f"scaled, {name}": options
     for name, options in {"data parallel": DP, **ZERO, "tensor": TP, "pipeline, 1F1B": PP}.items()
 }
+# With products in 8-bit floats.
+NARROW: dict[str, dict[str, Any]] = {
+    f"narrow, {name}": options for name, options in {"data parallel": DP, **ZERO}.items()
+}
+APART = {"encoder": ENCODER, "narrow": {2: NARROW}}  # run alone, when asked for by this name
 HIGH_SCALE = 2.0**22
 AVERAGED = {"scaled, data parallel", "scaled, ZeRO-3"}  # each rank's gradients count twice before
 # One training that goes on from its checkpoint on 2 ranks, and then on 4.
@@ -220,11 +225,15 @@ def run_case(
     folder: Path,
     stop_at: int = 0,
     scale: float = HIGH_SCALE,
+    *,
+    narrow: bool = False,
 ) -> dict[str, Any]:
     """Train in a layout and return what this rank saw, on the lead with the whole outcome."""
     began = time.monotonic()
     is_scaled = folder.name.startswith("scaled")
     changes = {"compute_dtype": "fp16", "max_steps": 3 * STEPS} if is_scaled else {}
+    if narrow or folder.name in NARROW:
+        changes = {"compute_dtype": "fp8"}
     trainer = trainer_of(model, options, ranks, folder, **changes)
     trainer.stop_at = stop_at
     if trainer.scale is not None:
@@ -273,14 +282,13 @@ def _on_rank(rank: int, size: int, port: int, folder: Path) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=60))
     ranks = Ranks(rank, size, lead=0, local_rank=rank)
     found = {}
-    is_encoder = sys.argv[2:] == ["encoder"]
+    apart = APART.get(" ".join(sys.argv[2:]))
     beside = LESS | SCALED if size == 2 else {}
-    cases = ENCODER[size] if is_encoder else CASES[size] | beside
-    for name, options in cases.items():
-        if sys.argv[2:] and not is_encoder and name not in sys.argv[2:]:
+    for name, options in (apart[size] if apart else CASES[size] | beside).items():
+        if sys.argv[2:] and not apart and name not in sys.argv[2:]:
             continue
         found[name] = run_case(model_of(name), options, ranks, folder / name)
-    if not is_encoder:
+    if not apart:
         found["chain"] = run_chain(ranks, folder)
     (folder / f"{size}-{rank}.json").write_text(json.dumps(found))
     dist.barrier()
@@ -321,7 +329,7 @@ def main() -> None:
     torch.set_num_threads(1)
     _import_what_training_imports()
     folder = Path(sys.argv[1])
-    for size in ENCODER if sys.argv[2:] == ["encoder"] else CASES:
+    for size in APART.get(" ".join(sys.argv[2:]), CASES):
         pids = list(_forked(size, folder))
         ends = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
         if any(ends):
