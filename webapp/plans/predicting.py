@@ -67,7 +67,7 @@ def prediction_of(
 ) -> dict[str, dict[str, Any]]:
     """Return the figures that the job will measure, as the planner expects them."""
     if isinstance(spec, TrainSpec):
-        return _figures(best, TRAIN_METRICS, 1)
+        return _figures(best, TRAIN_METRICS, 1) | _communication(best)
     if isinstance(spec, GenerateSpec):
         placed = _placed(spec.offload, best) if isinstance(spec.offload, PolicyOffload) else {}
         return _figures(best, GENERATE_METRICS, spec.batch_size) | placed
@@ -85,6 +85,12 @@ def prediction_of(
             figures = _figures(estimate, BENCHMARK_METRICS, 1)
             found |= {f"{prefix}{name}": figure for name, figure in figures.items()}
     return found
+
+
+def _communication(best: PlannedStrategy) -> dict[str, dict[str, Any]]:
+    """Return the share of a step that messages take by the plan; nothing where none pass."""
+    ratio = best.performance.communication_ratio
+    return {"communication_ratio": _exactly(ratio, "share")} if ratio else {}
 
 
 def _placed(policy: PolicyOffload, best: PlannedStrategy) -> dict[str, dict[str, Any]]:

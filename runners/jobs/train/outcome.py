@@ -143,6 +143,7 @@ def _measured(trainer: Trainer, peak: Peak) -> dict[str, float]:
         "steps": float(state.step),
         "training_seconds": state.elapsed_seconds,
         **trainer.writer.figures(),
+        **trainer.watch.figures(),
         **({"exported_step": float(best.step)} if best else {}),
     }
 
@@ -180,6 +181,8 @@ def _course_notes(trainer: Trainer) -> dict[str, str]:
         notes["ranks"] = _ranks_note(trainer)
     if trainer.writer.num_written:
         notes["checkpoint_wait_seconds"] = trainer.writer.note()
+    if trainer.watch.figures():
+        notes["communication_ratio"] = trainer.watch.note()
     if trainer.best.exported is not None:
         notes["exported_step"] = f"the weights are {trainer.best.note()}"
     if trainer.is_over:

@@ -27,6 +27,7 @@ from runners.jobs.train.labelled import JudgedLabels
 from runners.jobs.train.layout import StepLoss
 from runners.jobs.train.layouts.choice import chosen_layout
 from runners.jobs.train.loss_scale import LossScale
+from runners.jobs.train.messages_watch import MessagesWatch
 from runners.jobs.train.optimizers import build_optimizer
 from runners.jobs.train.patience import Patience
 from runners.jobs.train.recomputation import recompute
@@ -95,6 +96,7 @@ class Trainer:
         self.scale = LossScale() if spec.compute_dtype == "fp16" else None
         self.patience = Patience(spec.early_stop_validations)
         self.best = BestWeights(self.job.checkpoint_dir)
+        self.watch = MessagesWatch(self.ranks)
         self.writer = CheckpointWriter(self.job.checkpoint_dir, spec.keep_checkpoints)
         self._data_seconds = 0.0  # of the step under way
         self._next_metric_at = 0.0
@@ -144,7 +146,9 @@ class Trainer:
                 self.checkpoint()
                 return False
             began = time.monotonic()
-            values = self.make_step()
+            with self.watch.step():
+                values = self.make_step()
+            values |= self.watch.news()
             if not self.step_seconds:
                 self.ranks.settle(self.spec.parallel)
                 self.layout.settled(self.spec.parallel.rank_timeout_seconds)
@@ -280,7 +284,7 @@ class Trainer:
 
     def _emit(self, values: Mapping[str, float]) -> None:
         now = time.monotonic()
-        is_last = self.pace.fraction(self.state) >= 1.0
+        is_last = self.pace.fraction(self.state) >= 1.0 or "communication_ratio" in values
         if now < self._next_metric_at and not is_last:
             return
         self._next_metric_at = now + METRIC_INTERVAL_SECONDS
