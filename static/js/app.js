@@ -51,6 +51,24 @@ async function copyText(button) {
   setTimeout(() => { button.textContent = word; }, 1500);
 }
 
+/** Of rows that repeat show those that are filled and one more, two at least; a button adds one. */
+for (const rows of document.querySelectorAll("[data-rows]")) {
+  const all = [...rows.querySelectorAll("[data-row]")];
+  const more = rows.querySelector("[data-more]");
+  const isFilled = (row) => [...row.querySelectorAll("input, select")].some((each) => each.value);
+  const show = (count) => {
+    all.forEach((row, at) => { row.hidden = at >= count; });
+    more.hidden = count >= all.length;
+  };
+  let count = Math.max(2, all.findLastIndex(isFilled) + 2);
+  show(count);
+  more.addEventListener("click", () => {
+    count += 1;
+    show(count);
+    all[count - 1].querySelector("select, input").focus();
+  });
+}
+
 const JUMPS = { h: "/", p: "/plans/", j: "/jobs/", o: "/hosts/", m: "/models/", t: "/techniques/" };
 let lastKey = { key: "", at: 0 };
 

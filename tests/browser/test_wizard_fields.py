@@ -1,5 +1,7 @@
 """A step of the wizard asks for what its method reads, and for nothing else."""
 
+import re
+
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -36,3 +38,32 @@ def test_a_field_with_an_error_is_never_hidden(workload):
     workload.get_by_label("Method").select_option("int8_weight_only")
     workload.locator("button[name='go'][value='next']").click()
     expect(workload.locator("#id_group_size_error")).to_contain_text("Group size is 3.")
+
+
+@pytest.fixture
+def mixture(page, stack) -> Page:
+    """Open the workload step of the demo's plan at several sources by weight."""
+    page.goto(f"{stack.base_url}/plans/new/?preset=demo")
+    page.goto(re.sub("/edit/.*", "/edit/workload/", page.url))
+    page.locator("input[name='data_source'][value='mixed']").check()
+    return page
+
+
+def test_sources_are_shown_as_they_are_filled_and_added_by_a_button(mixture):
+    rows = [mixture.get_by_label(f"Source {row}", exact=True) for row in range(1, 5)]
+    more = mixture.get_by_role("button", name="Add a source")
+    for row, is_shown in zip(rows, (True, True, False, False), strict=True):
+        expect(row).to_be_visible(visible=is_shown)
+
+    more.click()
+    expect(rows[2]).to_be_focused()
+    rows[2].select_option("host")
+    mixture.get_by_label("Weight of source 3").fill("2")
+    more.click()
+
+    expect(rows[3]).to_be_visible()
+    expect(more).to_be_hidden()
+    mixture.locator("button[name='go'][value='next']").click()
+    expect(mixture.locator("#id_mix_source_1_error")).to_contain_text("Choose at least 2.")
+    for row in rows:
+        expect(row).to_be_visible()
