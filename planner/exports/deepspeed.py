@@ -10,6 +10,7 @@ from planner.workload.training_tiers import weights_share
 
 OPTIMIZERS = {"adamw": "AdamW", "lion": "Lion", "sgd": "SGD"}
 PARAMETERS_NEED_STAGE = 3
+NVME_NEEDS_STAGE = 3  # DeepSpeed 0.19.8: stages 1 and 2 take "nvme" for host memory, silently
 NVME_PATH = "/local_nvme"
 
 
@@ -43,8 +44,10 @@ def deepspeed_config(case: ExportCase) -> JsonObject:
 
 
 def zero_stage_of(case: ExportCase) -> int:
-    """Return the ZeRO stage: states leave even a single device in stage 2 alone."""
+    """Return the ZeRO stage: states leave even a single device in stage 2, for NVMe in 3 alone."""
     stage = case.strategy.zero_stage or 0
+    if case.offload.optimizer == "nvme":
+        return NVME_NEEDS_STAGE
     return stage or (2 if case.offload.optimizer != "none" else 0)
 
 
@@ -82,6 +85,12 @@ def _offload_notes(case: ExportCase) -> list[str]:
     offload, notes = case.offload, []
     if offload.optimizer == "nvme" or offload.weights_disk:
         notes.append(f"nvme_path is {NVME_PATH}: name the directory of your fastest local disk")
+    planned = case.strategy.zero_stage or 0
+    if offload.optimizer == "nvme" and planned != NVME_NEEDS_STAGE:
+        notes.append(
+            f"the plan has ZeRO stage {planned}, the configuration {NVME_NEEDS_STAGE}: in lower "
+            "ones DeepSpeed keeps the optimiser's states in host memory where NVMe is asked"
+        )
     if 0 < weights_share(offload) < 1:
         notes.append("DeepSpeed moves all weights or none: a share of them is all of them")
     if offload.activations_cpu and case.strategy.activation_recomputation in {None, "none"}:
