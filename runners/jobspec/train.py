@@ -19,7 +19,7 @@ from runners.jobspec.text_samples import TextSamples
 from runners.jobspec.training_memory import LengthSchedule, TrainingMemory, check_lengths
 from runners.layout_options import LayoutOptions
 
-CheckpointWriting = Literal["background", "in_step"]
+CheckpointWriting = Literal["auto", "background", "in_step"]
 TrainAttention = Literal["auto", "flash", "eager"]  # auto: as suits the device
 
 
@@ -34,11 +34,12 @@ class TrainSpec(TrainingMemory):
     With ``compute_dtype`` fp8 the layers' products round their operands, and all else is bf16's.
     ``layout``: how the ranks share the work; without one each holds a whole copy. A pipeline that
     may shrink divides its layers anew among the ranks that are left. ``checkpoint_writing``:
-    beside the steps, from a copy in host memory, or in the step that waits for it. The newest
-    ``keep_checkpoints`` stay while it trains; ``early_stop_validations`` in a row without a
-    better loss end it, if given. With ``keep_best`` it leaves the weights of the step whose
-    held-out loss was the lowest, where one was taken on the way. ``text_samples`` has the weights
-    continue prompts now and then. With the objective
+    beside the steps, from a copy in host memory, or in the step that waits for it; ``auto`` is
+    beside them where the states lie on a GPU, for on a processor the copy would lie in the memory
+    that was planned for them. The newest ``keep_checkpoints`` stay while it trains;
+    ``early_stop_validations`` in a row without a better loss end it, if given. With ``keep_best``
+    it leaves the weights of the step whose held-out loss was the lowest, where one was taken on
+    the way. ``text_samples`` has the weights continue prompts now and then. With the objective
     ``classification`` an encoder learns the label of each text, which the data must have, one
     text a row; the host's own are passages of code by the package that they are of.
     """
@@ -62,7 +63,7 @@ class TrainSpec(TrainingMemory):
     samples: SampleOptions = SampleOptions()  # of files: the host's own text comes in windows
     seed: int = 17
     checkpoint_every_seconds: PositiveFloat = 30.0
-    checkpoint_writing: CheckpointWriting = "background"
+    checkpoint_writing: CheckpointWriting = "auto"
     keep_checkpoints: int = Field(default=1, ge=1, le=100)
     early_stop_validations: PositiveInt | None = None
     keep_best: bool = True
@@ -70,10 +71,14 @@ class TrainSpec(TrainingMemory):
     parallel: DataParallel = DataParallel()
     layout: LayoutOptions | None = None
 
-    @property
-    def writes_beside_steps(self) -> bool:
-        """Tell whether checkpoints are copied first; what waits on disk has no room for that."""
-        return self.checkpoint_writing == "background" and self.optimizer_offload != "disk"
+    def writes_beside_steps(self, device_type: str) -> bool:
+        """Tell whether a ``cuda`` or ``cpu`` training copies its checkpoints first.
+
+        States that wait on disk have no room for a copy in memory.
+        """
+        on_gpu = "background" if device_type == "cuda" else "in_step"
+        chosen = on_gpu if self.checkpoint_writing == "auto" else self.checkpoint_writing
+        return chosen == "background" and self.optimizer_offload != "disk"
 
     @model_validator(mode="after")
     def _ends_some_time(self) -> Self:

@@ -164,7 +164,7 @@ def _train_fields(values: dict[str, Any], best: PlannedStrategy) -> dict[str, An
         "early_stop_validations": EARLY_STOPS.get(str(values.get("early_stop"))),
         "text_samples": _text_samples(values),
         "keep_best": values.get("exported_weights") != "last",
-        "checkpoint_writing": values.get("checkpoint_writing") or "background",
+        "checkpoint_writing": values.get("checkpoint_writing") or "auto",
         "attention": values.get("attention") or "auto",
         "compiled": values.get("training_step") == "compiled",
     }

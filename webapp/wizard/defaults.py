@@ -45,7 +45,7 @@ _TRAINING = {
     "exported_weights": "best",
     "text_samples": "none",
     "sample_prompts": "",
-    "checkpoint_writing": "background",
+    "checkpoint_writing": "auto",
     "attention": "auto",
     "products": "auto",
     "training_step": "plain",

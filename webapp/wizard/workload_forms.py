@@ -217,7 +217,11 @@ class PretrainForm(DataForm):
     )
     checkpoint_writing = Option(
         "Checkpoints",
-        [("background", "Written beside the steps"), ("in_step", "Written in a step")],
+        [
+            ("auto", "Beside the steps on GPUs, else in a step"),
+            ("background", "Written beside the steps"),
+            ("in_step", "Written in a step"),
+        ],
         "Beside the steps they need host memory for one more copy of the states",
     )
     text_samples = Option(

@@ -134,7 +134,8 @@ class Trainer:
             is_stopped, is_due = self._agree()
             self._tell_written()
             if is_due and not is_stopped:
-                self.checkpoint(beside_steps=self.spec.writes_beside_steps)
+                beside = self.spec.writes_beside_steps(self.device.type)
+                self.checkpoint(beside_steps=beside)
             if self.is_over:
                 self.job.emitter.say(self.ranks.name + self.patience.note(self.state))
             if self.pace.fraction(self.state) >= 1.0 or self.is_over:

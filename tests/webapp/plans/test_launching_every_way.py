@@ -238,7 +238,7 @@ def test_how_checkpoints_are_written_and_which_weights_stay_is_a_choice(plan, go
     made.draft["workload"][goal] |= asked
     other = launch_of(made).spec
 
-    assert (usual.checkpoint_writing, usual.keep_best) == ("background", True)
+    assert (usual.checkpoint_writing, usual.keep_best) == ("auto", True)
     assert (other.checkpoint_writing, other.keep_best) == ("in_step", False)
     for name in asked:  # an older draft has neither
         del made.draft["workload"][goal][name]

@@ -90,7 +90,9 @@ def test_a_full_disk_is_told_at_the_next_step_and_the_last_whole_one_stays(small
 
 
 def test_a_training_on_a_full_disk_ends_by_it_and_not_at_its_end(make_job, small_disk):
-    spec = tiny_training(max_steps=2000, checkpoint_every_seconds=1e-6)
+    spec = tiny_training(
+        max_steps=2000, checkpoint_every_seconds=1e-6, checkpoint_writing="background"
+    )
     trainer = tiny_trainer(make_job(spec))
     trainer.writer.folder = small_disk
 
@@ -135,19 +137,48 @@ def test_steps_wait_for_the_copy_alone(make_job, events_path, slow_disk, how):
     assert ("beside the steps" in trainer.writer.note()) == beside
 
 
+@pytest.mark.parametrize(
+    ("writing", "device", "is_beside"),
+    [
+        ("auto", "cuda", True),
+        ("auto", "cpu", False),
+        ("background", "cpu", True),
+        ("in_step", "cuda", False),
+    ],
+)
+def test_unless_it_is_chosen_only_states_on_a_gpu_are_copied(writing, device, is_beside):
+    spec = tiny_training(checkpoint_writing=writing)
+
+    assert spec.writes_beside_steps(device) == is_beside
+
+
+def test_a_processors_training_takes_no_memory_for_a_copy(make_job):
+    trainer = tiny_trainer(make_job(tiny_training(max_steps=5, checkpoint_every_seconds=1e-6)))
+    trainer.run()
+
+    assert trainer.writer.num_written >= 5
+    assert trainer.writer.figures()["checkpoint_copy_bytes"] == 0
+    assert "in the step" in trainer.writer.note()
+
+
 def test_moments_on_disk_are_not_copied_into_memory(make_job):
-    away = tiny_training(optimizer_offload="disk", checkpoint_every_seconds=1e-6, max_steps=3)
+    away = tiny_training(
+        optimizer_offload="disk", checkpoint_every_seconds=1e-6, max_steps=3,
+        checkpoint_writing="background",
+    )  # fmt: skip
     trainer = tiny_trainer(make_job(away))
 
     trainer.run()
 
-    assert away.checkpoint_writing == "background"
     assert trainer.writer.num_written == 4
     assert trainer.writer.copied_bytes == 0
 
 
 def test_a_stop_is_followed_by_a_checkpoint_of_its_own_step(make_job, slow_disk):
-    trainer = tiny_trainer(make_job(tiny_training(max_steps=100, checkpoint_every_seconds=1e-6)))
+    spec = tiny_training(
+        max_steps=100, checkpoint_every_seconds=1e-6, checkpoint_writing="background"
+    )
+    trainer = tiny_trainer(make_job(spec))
     after = trainer._after_step
 
     def stop(*args):
