@@ -227,6 +227,8 @@ def _pins(draft: Draft, *, is_pool: bool) -> Strategy:
         if value or (name == "zero_stage" and value == 0)  # stage 0 is an answer
     }
     goal = draft["goal"]["goal"]
+    if goal != "serve":
+        pins.pop("disaggregated", None)
     values = draft["workload"][goal] if goal in TRAININGS else {}
     if values.get("attention") in {"flash", "eager"}:
         pins = {"attention": values["attention"], **pins}

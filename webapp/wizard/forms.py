@@ -178,6 +178,9 @@ def _auto(names: Sequence[str]) -> list[tuple[str, str]]:
     return [("", "Let the planner choose"), *((name, name) for name in names)]
 
 
+POOLS = ("prefill_devices", "decode_devices")
+
+
 class PinsForm(StepForm):
     """Parts of the strategy that the planner must keep."""
 
@@ -191,3 +194,26 @@ class PinsForm(StepForm):
     activation_recomputation = forms.ChoiceField(
         label="Recompute activations", choices=_auto(["none", "selective", "full"]), required=False
     )
+    prefill_devices = WholeNumber(
+        "Devices that read prompts", 1, 1024, "With the next: two pools", required=False
+    )
+    decode_devices = WholeNumber(
+        "Devices that write answers", 1, 1024, "Caches travel between them", required=False
+    )
+
+    def __init__(self, *args: Any, is_serving: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if not is_serving:  # only requests have a prompt and an answer
+            for name in POOLS:
+                del self.fields[name]
+
+    def clean(self) -> dict[str, Any]:
+        """Return the pins, the two pools as the strategy has them: both or none."""
+        values = super().clean() or {}
+        pools = {name: values.pop(name, None) for name in POOLS}
+        missing = [name for name in POOLS if name in self.fields and not pools[name]]
+        if len(missing) == 1 and missing[0] not in self.errors:
+            self.add_error(missing[0], "Two pools have two sizes: give both, or none.")
+        if not self.errors and POOLS[0] in self.fields:
+            values["disaggregated"] = None if missing else pools
+        return values

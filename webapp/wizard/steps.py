@@ -117,7 +117,9 @@ def step_form(
 def pins_form(draft: Draft, data: QueryDict | None = None) -> PinsForm:
     """Return the form of what the planner must keep; it stands on the hardware step."""
     bound: dict[str, Any] = {"data": data} if data is not None else {}
-    return PinsForm(initial=draft["pins"], prefix="pin", **bound)
+    initial = {**draft["pins"], **(draft["pins"].get("disaggregated") or {})}
+    is_serving = draft["goal"]["goal"] == "serve"
+    return PinsForm(initial=initial, prefix="pin", is_serving=is_serving, **bound)
 
 
 def store(slug: str, draft: Draft, values: Mapping[str, Any]) -> None:

@@ -1,5 +1,7 @@
 """The steps: working defaults, saved after each change, errors beside their fields."""
 
+import re
+
 import pytest
 
 from tests.webapp.conftest import client_of
@@ -255,3 +257,62 @@ def test_a_finer_choice_that_is_refused_is_in_sight(walk):
     text = response.content.decode()
     assert OPENED in text
     assert "Fewer bits run in batches only" in text
+
+
+POOLS = {"pin-prefill_devices": 1, "pin-decode_devices": 3}
+
+
+@pytest.fixture
+def server_of_four(walk):
+    """A serving plan on four catalog devices of one machine, at its hardware step."""
+    walker = walk("?preset=serve")
+    walker.press("hardware", choice="catalog", device="a100-sxm4-80gb", devices_per_node=4)
+    return walker
+
+
+def test_prompts_and_answers_are_planned_on_pools_of_their_own(server_of_four):
+    server_of_four.press("hardware", **POOLS)
+
+    plan = server_of_four.plan
+    pools = {"prefill_devices": 1, "decode_devices": 3}
+    assert plan.draft["pins"]["disaggregated"] == pools
+    assert plan.request["pins"]["disaggregated"] == pools
+    assert plan.answer["plans"][0]["strategy"]["disaggregated"] == pools
+    page = server_of_four.page("hardware").content.decode()
+    assert re.search(r'name="pin-decode_devices" value="3"', page)
+
+
+def test_one_pool_without_the_other_is_named(server_of_four):
+    page = server_of_four.press("hardware", **{"pin-prefill_devices": 2})
+
+    assert page.context["pins"].errors == {
+        "decode_devices": ["Two pools have two sizes: give both, or none."]
+    }
+
+
+def test_pools_go_when_their_numbers_are_emptied(server_of_four):
+    server_of_four.press("hardware", **POOLS)
+
+    server_of_four.press("hardware", **dict.fromkeys(POOLS, ""))
+
+    assert server_of_four.plan.draft["pins"]["disaggregated"] is None
+    assert "disaggregated" not in server_of_four.plan.request["pins"]
+
+
+def test_a_training_has_no_pools_and_forgets_none(server_of_four):
+    server_of_four.press("hardware", **POOLS)
+
+    server_of_four.press("goal", goal="pretrain")
+
+    page = server_of_four.page("hardware")
+    assert "prefill_devices" not in page.context["pins"].fields
+    assert "disaggregated" not in server_of_four.plan.request["pins"]
+    assert server_of_four.plan.draft["pins"]["disaggregated"]["decode_devices"] == 3
+
+
+def test_more_pools_than_devices_is_refused_in_words(server_of_four):
+    server_of_four.press("hardware", **{"pin-prefill_devices": 8, "pin-decode_devices": 8})
+
+    verdict = server_of_four.page("hardware").context["verdict"]
+    assert verdict.state not in {"fits", "tight"}
+    assert "16" in verdict.detail
