@@ -8,16 +8,14 @@ import os
 import signal
 import sys
 import time
-import traceback
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from runners.jobs.ranks import RankLostError, Ranks
 from runners.jobspec import DataParallel
+from tests.runners.jobs.train.forked import forked
 from tests.runners.jobs.train.laid_out import (
     DP,
     EP,
@@ -26,14 +24,12 @@ from tests.runners.jobs.train.laid_out import (
     TP,
     ZERO,
     Seen,
-    _import_what_training_imports,
+    import_what_training_imports,
     model_of,
     trainer_of,
 )
-from tests.stack import free_port
 
 KILLED_AT = 3  # steps are behind it, and as many checkpoints
-EXIT_LOST = 7
 EVERY_STEP = 1e-6  # seconds between checkpoints
 
 
@@ -102,52 +98,31 @@ def train(name: str, options: dict[str, Any], ranks: Ranks, folder: Path, victim
     return trainer
 
 
-def _on_rank(name: str, options: dict[str, Any], rank: int, port: int, said: Path) -> None:
-    size, victim = size_of(options), KILLINGS[name].victim if said.name == "killed" else -1
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=60))
-    ranks = Ranks(rank, size, lead=0, local_rank=rank)
+def _on_rank(name: str, options: dict[str, Any], ranks: Ranks, said: Path) -> None:
+    victim = KILLINGS[name].victim if said.name == "killed" else -1
     folder = said.parent / ("alone" if said.name == "undisturbed" else "work")
-    trainer = train(name, options, ranks, folder, victim)
+    try:
+        trainer = train(name, options, ranks, folder, victim)
+    except RankLostError as error:
+        (said / f"{ranks.rank}.lost").write_text(str(error))
+        raise
     found = {
         "losses": [each["loss"] for each in trainer.values],
         "resumed_at_step": trainer.resumed_at_step,
     }
-    (said / f"{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
+    (said / f"{ranks.rank}.json").write_text(json.dumps(found))
 
 
 def run(name: str, options: dict[str, Any], said: Path) -> list[int]:
     """Run one part of a case on forked ranks; return how each ended, signals below 0."""
     said.mkdir(parents=True, exist_ok=True)
-    port, pids = free_port(), []
-    for rank in range(size_of(options)):
-        pid = os.fork()
-        if not pid:
-            _end(name, options, rank, port, said)
-        pids.append(pid)
-    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-
-
-def _end(name: str, options: dict[str, Any], rank: int, port: int, said: Path) -> None:
-    code = 1
-    try:
-        _on_rank(name, options, rank, port, said)
-        code = 0
-    except RankLostError as error:
-        (said / f"{rank}.lost").write_text(str(error))
-        code = EXIT_LOST
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
+    return forked(size_of(options), lambda ranks: _on_rank(name, options, ranks, said))
 
 
 def main() -> None:
     """Run all cases, or those named, below the folder."""
     torch.set_num_threads(1)
-    _import_what_training_imports()
+    import_what_training_imports()
     folder = Path(sys.argv[1])
     for name, case in KILLINGS.items():
         if sys.argv[2:] and name not in sys.argv[2:]:

@@ -9,15 +9,11 @@ import os
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
 from runners.jobs.events import Emitter
@@ -32,7 +28,7 @@ from runners.jobs.train.trainer import Trainer
 from runners.jobspec import RandomModel, TrainSpec
 from runners.layout_options import LayoutOptions
 from runners.messages import RunRequest
-from tests.stack import free_port
+from tests.runners.jobs.train.forked import forked
 
 STEPS = 6
 BROKEN_OFF = (2, 4)  # after how many steps the chain below goes on with other ranks
@@ -277,11 +273,8 @@ def run_chain(ranks: Ranks, folder: Path) -> dict[str, Any]:
     return run_case("llama", CHAIN[ranks.size] or None, ranks, folder / "chain", stop_at)
 
 
-def _on_rank(rank: int, size: int, port: int, folder: Path) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=60))
-    ranks = Ranks(rank, size, lead=0, local_rank=rank)
-    found = {}
+def _on_rank(ranks: Ranks, folder: Path) -> None:
+    found, size = {}, ranks.size
     apart = APART.get(" ".join(sys.argv[2:]))
     beside = LESS | SCALED if size == 2 else {}
     for name, options in (apart[size] if apart else CASES[size] | beside).items():
@@ -290,30 +283,10 @@ def _on_rank(rank: int, size: int, port: int, folder: Path) -> None:
         found[name] = run_case(model_of(name), options, ranks, folder / name)
     if not apart:
         found["chain"] = run_chain(ranks, folder)
-    (folder / f"{size}-{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
+    (folder / f"{size}-{ranks.rank}.json").write_text(json.dumps(found))
 
 
-def _forked(size: int, folder: Path) -> Iterator[int]:
-    """Yield the ids of ``size`` ranks, which run in processes of their own."""
-    port = free_port()
-    for rank in range(size):
-        pid = os.fork()
-        if pid:
-            yield pid
-            continue
-        code = 1
-        try:
-            _on_rank(rank, size, port, folder)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
-
-
-def _import_what_training_imports() -> None:
+def import_what_training_imports() -> None:
     """Load, once for all ranks, what a first step loads; no gradients: forks could make none."""
     for name in [*MODELS, "distilbert"]:
         model = built(name)
@@ -327,12 +300,10 @@ def _import_what_training_imports() -> None:
 def main() -> None:
     """Run all layouts, or those named, below the folder."""
     torch.set_num_threads(1)
-    _import_what_training_imports()
+    import_what_training_imports()
     folder = Path(sys.argv[1])
     for size in APART.get(" ".join(sys.argv[2:]), CASES):
-        pids = list(_forked(size, folder))
-        ends = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-        if any(ends):
+        if any(ends := forked(size, lambda ranks: _on_rank(ranks, folder))):
             sys.exit(f"{size} ranks ended with {ends}")
 
 

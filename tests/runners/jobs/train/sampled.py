@@ -4,24 +4,21 @@
 """
 
 import json
-import os
 import sys
-import traceback
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
-from runners.jobs.ranks import ALONE, Ranks
+from runners.jobs.ranks import Ranks
 from runners.jobs.train.text_samples import Sampler, prompts_of
 from runners.jobs.train.trainer import Trainer
 from runners.jobspec.text_samples import TextSamples
+from tests.runners.jobs.train.forked import forked
 from tests.runners.jobs.train.killed import size_of
 from tests.runners.jobs.train.laid_out import (
     DP,
@@ -33,11 +30,10 @@ from tests.runners.jobs.train.laid_out import (
     TP,
     ZERO,
     Seen,
-    _import_what_training_imports,
+    import_what_training_imports,
     model_of,
     trainer_of,
 )
-from tests.stack import free_port
 
 STEPS, EVERY = 9, 2
 LOCAL = "local"
@@ -104,45 +100,24 @@ def _judged(trainer: Seen) -> Any:
     return JudgedStep(trainer.state.step, trainer.validation(trainer.model)["validation_loss"])
 
 
-def _on_rank(name: str, rank: int, port: int, folder: Path) -> None:
-    ranks, size = ALONE, size_of(CASES[name])
-    if size > 1:
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=60))
-        ranks = Ranks(rank, size, lead=0, local_rank=rank)
+def _on_rank(name: str, ranks: Ranks, folder: Path) -> None:
     found = {}
     for word, looks in {"plain": False, "looked at": True}.items():
         torch.manual_seed(5)
-        found[word] = train(name, ranks, folder / f"{word}-{rank}", looks=looks)
-    (folder / f"{rank}.json").write_text(json.dumps(found))
-    if size > 1:
-        dist.barrier()
+        found[word] = train(name, ranks, folder / f"{word}-{ranks.rank}", looks=looks)
+    (folder / f"{ranks.rank}.json").write_text(json.dumps(found))
 
 
 def run(name: str, folder: Path) -> list[int]:
     """Run a case on forked ranks; return how each ended."""
     folder.mkdir(parents=True)
-    port, pids = free_port(), []
-    for rank in range(size_of(CASES[name])):
-        pid = os.fork()
-        if not pid:
-            code = 1
-            try:
-                _on_rank(name, rank, port, folder)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        pids.append(pid)
-    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    return forked(size_of(CASES[name]), lambda ranks: _on_rank(name, ranks, folder))
 
 
 def main() -> None:
     """Run all cases, or those named, below the folder."""
     torch.set_num_threads(1)
-    _import_what_training_imports()
+    import_what_training_imports()
     for name in sys.argv[2:] or CASES:
         if any(ends := run(name, Path(sys.argv[1]) / name)):
             sys.exit(f"{name}: its ranks ended with {ends}")

@@ -10,28 +10,25 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
-import torch.distributed as dist
 
-from runners.jobs.ranks import ALONE, RankLostError, Ranks
-from tests.runners.jobs.train.killed import EVERY_STEP, EXIT_LOST, size_of
+from runners.jobs.ranks import Ranks
+from tests.runners.jobs.train.forked import forked
+from tests.runners.jobs.train.killed import EVERY_STEP, size_of
 from tests.runners.jobs.train.laid_out import (
     DP,
     PP,
     TP,
     ZERO,
     Seen,
-    _import_what_training_imports,
+    import_what_training_imports,
     trainer_of,
 )
-from tests.stack import free_port
 
 STEPS = 16
 SLOW_STEPS = 2  # that are made while each of a checkpoint's two files is written
@@ -97,45 +94,22 @@ def train(part: str, options: dict[str, Any], ranks: Ranks, folder: Path) -> dic
     }
 
 
-def _on_rank(part: str, options: dict[str, Any], rank: int, port: int, said: Path) -> None:
-    ranks, size = ALONE, size_of(options)
-    if size > 1:
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=60))
-        ranks = Ranks(rank, size, lead=0, local_rank=rank)
-    work = said.parent / ("killed-work" if part in {"killed", "resumed"} else f"{part}-work")
-    found = train(part, options, ranks, work)
-    (said / f"{rank}.json").write_text(json.dumps(found))
-    if size > 1:
-        dist.barrier()
-
-
 def run(part: str, options: dict[str, Any], said: Path) -> list[int]:
     """Run a part on forked ranks; return how each ended, signals below 0."""
     said.mkdir(parents=True, exist_ok=True)
-    port, pids = free_port(), []
-    for rank in range(size_of(options)):
-        pid = os.fork()
-        if not pid:
-            code = 1
-            try:
-                _on_rank(part, options, rank, port, said)
-                code = 0
-            except RankLostError:
-                code = EXIT_LOST
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        pids.append(pid)
-    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    work = said.parent / ("killed-work" if part in {"killed", "resumed"} else f"{part}-work")
+
+    def on_rank(ranks: Ranks) -> None:
+        found = train(part, options, ranks, work)
+        (said / f"{ranks.rank}.json").write_text(json.dumps(found))
+
+    return forked(size_of(options), on_rank)
 
 
 def main() -> None:
     """Run all cases, or those named, below the folder."""
     torch.set_num_threads(1)
-    _import_what_training_imports()
+    import_what_training_imports()
     folder = Path(sys.argv[1])
     for name, (options, then) in CASES.items():
         if sys.argv[2:] and name not in sys.argv[2:]:

@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -14,8 +12,8 @@ from runners.jobs.events import read_events
 from runners.jobs.train import checkpoint_writing
 from runners.jobs.train.checkpoint import Saved, TrainState, checkpoints, read_latest
 from runners.jobs.train.checkpoint_writing import CheckpointWriter, Staged
-from tests.runners.jobs.harness import PROJECT, tiny_training
-from tests.runners.jobs.train.killed import EXIT_LOST
+from tests.runners.jobs.harness import tiny_training
+from tests.runners.jobs.train.forked import EXIT_LOST, run_script
 from tests.runners.jobs.train.slowed import CASES, FROM_THE_START, SLOW_STEPS, STEPS
 from tests.runners.jobs.train.training import tiny_trainer
 
@@ -202,11 +200,7 @@ def test_a_stop_is_followed_by_a_checkpoint_of_its_own_step(make_job, slow_disk)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     found = tmp_path_factory.mktemp("slowed")
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.runners.jobs.train.slowed", str(found)],
-        cwd=PROJECT, capture_output=True, text=True, timeout=420, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-4000:]
+    run_script("slowed", found, seconds=420)
     return found
 
 

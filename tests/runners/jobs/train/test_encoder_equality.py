@@ -1,14 +1,13 @@
 """An encoder's classification head learns under DDP and ZeRO what one process learns."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from runners.jobs.ranks import ALONE
 from tests.runners.jobs.harness import PROJECT
+from tests.runners.jobs.train.forked import run_script
 from tests.runners.jobs.train.laid_out import ENCODER, STEPS, run_case
 from tests.runners.jobs.train.test_equality import (
     LOSS_TOLERANCE,
@@ -35,12 +34,7 @@ def alone(folder):
 @pytest.fixture(scope="module")
 def laid_out(folder):
     """Return what each of two ranks saw in each layout."""
-    program = [sys.executable, "-W", "ignore", "-m", "tests.runners.jobs.train.laid_out"]
-    ranks = subprocess.run(
-        [*program, str(folder), "encoder"],
-        cwd=PROJECT, capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
-    assert ranks.returncode == 0, ranks.stderr[-4000:]
+    run_script("laid_out", folder, "encoder", seconds=280)
     return [json.loads((folder / f"2-{rank}.json").read_text()) for rank in range(2)]
 
 

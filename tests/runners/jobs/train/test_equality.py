@@ -7,8 +7,6 @@ averaged instead of summed moves the norm by its half, a missing piece of a sequ
 
 import json
 import math
-import subprocess
-import sys
 from itertools import pairwise
 
 import pytest
@@ -17,6 +15,7 @@ import torch
 from planner.cost.training_states import sharded_state_bytes
 from runners.jobs.ranks import ALONE
 from tests.runners.jobs.harness import PROJECT
+from tests.runners.jobs.train.forked import run_script
 from tests.runners.jobs.train.laid_out import (
     AVERAGED,
     CASES,
@@ -56,11 +55,7 @@ def alone(folder):
 @pytest.fixture(scope="module")
 def laid_out(folder, alone):
     """Return what each rank of each layout saw: {ranks: {layout: [one of each rank]}}."""
-    ranks = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.runners.jobs.train.laid_out", str(folder)],
-        cwd=PROJECT, capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
-    assert ranks.returncode == 0, ranks.stderr[-4000:]
+    run_script("laid_out", folder, seconds=280)
     found = {}
     for size in CASES:
         said = [json.loads((folder / f"{size}-{rank}.json").read_text()) for rank in range(size)]

@@ -2,16 +2,14 @@
 
 import json
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from runners.jobs.ranks import Ranks
 from runners.jobs.runtime import BadInputError
 from runners.layout_options import LayoutOptions
-from tests.runners.jobs.harness import PROJECT
-from tests.runners.jobs.train.killed import EXIT_LOST, KILLED_AT, KILLINGS, size_of
+from tests.runners.jobs.train.forked import EXIT_LOST, run_script
+from tests.runners.jobs.train.killed import KILLED_AT, KILLINGS, size_of
 from tests.runners.jobs.train.laid_out import STEPS, trainer_of
 
 pytestmark = [pytest.mark.equality, pytest.mark.slow]
@@ -22,11 +20,7 @@ EACH = pytest.mark.parametrize("name", KILLINGS)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     found = tmp_path_factory.mktemp("killed")
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.runners.jobs.train.killed", str(found)],
-        cwd=PROJECT, capture_output=True, text=True, timeout=420, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-4000:]
+    run_script("killed", found, seconds=420)
     return found
 
 

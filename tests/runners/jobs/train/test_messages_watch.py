@@ -1,8 +1,6 @@
 """Which share of a step messages take, by kind, as one step in many shows it."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -16,7 +14,7 @@ from runners.jobs.train.messages_watch import (
     covered,
     kind_of,
 )
-from tests.runners.jobs.harness import PROJECT
+from tests.runners.jobs.train.forked import run_script
 from tests.runners.jobs.train.watched import CASES, LATE_SECONDS, SLOW, STEPS
 
 
@@ -87,11 +85,7 @@ def test_an_error_within_a_step_that_is_looked_at_passes_on():
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("watched")
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.runners.jobs.train.watched", str(folder)],
-        cwd=PROJECT, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-4000:]
+    run_script("watched", folder, seconds=300)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -1,8 +1,6 @@
 """Products in 8-bit floats learn what bf16 learns, however ranks and recomputation share them."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -17,7 +15,8 @@ from runners.jobs.train import job as train
 from runners.jobs.train.narrow_products import narrow_products, widened
 from runners.jobs.train.quiet import quiet_trainer
 from runners.jobspec import DemoModel
-from tests.runners.jobs.harness import PROJECT, TINY_CONFIG, tiny_training
+from tests.runners.jobs.harness import TINY_CONFIG, tiny_training
+from tests.runners.jobs.train.forked import run_script
 from tests.runners.jobs.train.laid_out import NARROW, run_case
 from tests.runners.jobs.train.training import tiny_trainer
 
@@ -103,13 +102,7 @@ def test_products_round_their_operands_and_are_judged_unrounded():
 @pytest.mark.slow
 def test_copies_and_shards_learn_what_one_process_learns(tmp_path):
     alone = run_case("llama", None, ALONE, tmp_path / "alone", narrow=True)
-    ranks = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.runners.jobs.train.laid_out",
-         str(tmp_path), "narrow"],
-        cwd=PROJECT, capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
-
-    assert ranks.returncode == 0, ranks.stderr[-4000:]
+    run_script("laid_out", tmp_path, "narrow", seconds=280)
     found = json.loads((tmp_path / "2-0.json").read_text())
     for name in NARROW:
         assert found[name]["losses"] == pytest.approx(alone["losses"], abs=SAME), name

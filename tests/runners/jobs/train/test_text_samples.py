@@ -1,8 +1,6 @@
 """Samples are what the weights of their step write, in every layout, and no step notices them."""
 
 import json
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -21,7 +19,8 @@ from runners.jobs.train.text_samples import (
 )
 from runners.jobspec import TrainSpec
 from runners.jobspec.text_samples import TextSamples
-from tests.runners.jobs.harness import PROJECT, TINY_CONFIG, tiny_training
+from tests.runners.jobs.harness import TINY_CONFIG, tiny_training
+from tests.runners.jobs.train.forked import run_script
 from tests.runners.jobs.train.sampled import CASES, DROPS, EVERY, LOCAL, STEPS, word_tokenizer
 
 GREEDY = TextSamples(every_steps=5, prompts=("w1 w2",), max_tokens=8)
@@ -167,11 +166,7 @@ def test_a_job_leaves_what_its_published_weights_write(host):
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sampled")
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.runners.jobs.train.sampled", str(folder)],
-        cwd=PROJECT, capture_output=True, text=True, timeout=420, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-4000:]
+    run_script("sampled", folder, seconds=420)
     return {
         name: [json.loads(each.read_text()) for each in sorted((folder / name).glob("*.json"))]
         for name in CASES

@@ -1,30 +1,26 @@
 """Trainings of two ranks whose messages are looked at: ``python -m ... FOLDER`` runs them all."""
 
 import json
-import os
 import sys
 import time
-import traceback
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 import runners.jobs  # noqa: F401 - quiets the profiler before torch is loaded
 from runners.jobs.ranks import Ranks
+from tests.runners.jobs.train.forked import forked
 from tests.runners.jobs.train.laid_out import (
     DP,
     EP,
     PP,
     TP,
     ZERO,
-    _import_what_training_imports,
+    import_what_training_imports,
     model_of,
     trainer_of,
 )
-from tests.stack import free_port
 
 STEPS = 7
 SLOW = "a slow peer"
@@ -66,35 +62,16 @@ def train(name: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
     }
 
 
-def _on_rank(rank: int, port: int, folder: Path) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=60))
-    ranks = Ranks(rank, 2, lead=0, local_rank=rank)
-    found = {name: train(name, ranks, folder / f"{name}-{rank}") for name in CASES}
-    (folder / f"{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
+def _on_rank(ranks: Ranks, folder: Path) -> None:
+    found = {name: train(name, ranks, folder / f"{name}-{ranks.rank}") for name in CASES}
+    (folder / f"{ranks.rank}.json").write_text(json.dumps(found))
 
 
 def main() -> None:
     """Fork both ranks, which run every case."""
     torch.set_num_threads(1)
-    _import_what_training_imports()
-    port, pids = free_port(), []
-    for rank in range(2):
-        pid = os.fork()
-        if not pid:
-            code = 1
-            try:
-                _on_rank(rank, port, Path(sys.argv[1]))
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        pids.append(pid)
-    ends = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    if any(ends):
+    import_what_training_imports()
+    if any(ends := forked(2, lambda ranks: _on_rank(ranks, Path(sys.argv[1])))):
         sys.exit(f"the ranks ended with {ends}")
 
 
