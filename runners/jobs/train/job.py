@@ -60,7 +60,8 @@ def work(job: Job) -> None:
             return
         if ranks.is_lead:
             finish(*trained)
-    shutil.rmtree(job.checkpoint_dir, ignore_errors=True)
+    if ranks.local_rank == 0:  # the lead needs its host's until it has finished
+        shutil.rmtree(job.checkpoint_dir, ignore_errors=True)
 
 
 def _train(job: Job, spec: TrainSpec, ranks: Ranks) -> tuple[Prepared, Peak] | None:

@@ -12,6 +12,7 @@ from runners.jobs.loading import demo_config, fresh_model, load_folder, load_tok
 from runners.jobs.memory import model_bytes, optimizer_bytes
 from runners.jobs.tokenizer import tokenized
 from runners.jobs.train import integers
+from runners.jobs.train.checkpoint import checkpoints
 from runners.jobs.train.integer_updates import Qft
 from runners.jobs.train.integers import (
     hold_as_integers,
@@ -207,6 +208,6 @@ def test_a_checkpoint_of_integers_is_as_small_as_they_are(make_job):
 
     trainer.checkpoint()
 
-    (folder,) = trainer.job.checkpoint_dir.iterdir()
+    (folder,) = checkpoints(trainer.job.checkpoint_dir)
     plain = model_bytes(fresh_model(TINY_CONFIG, torch.float32))
     assert (folder / "model.safetensors").stat().st_size < 0.32 * plain
