@@ -4,6 +4,7 @@ DeepSpeed needs no GPU to read a configuration, but it is no package of ours. It
 written down from 0.19.8 on 2026-11-22; where it is installed it is asked again.
 """
 
+import importlib
 import importlib.util
 import json
 from pathlib import Path
@@ -32,8 +33,7 @@ has_deepspeed = importlib.util.find_spec("deepspeed") is not None
 
 def read_by_deepspeed(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Return what DeepSpeed's parser makes of a configuration, on as many ranks as it is for."""
-    from deepspeed.runtime import config as deepspeed
-
+    deepspeed = importlib.import_module("deepspeed.runtime.config")
     each = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"]
     ranks = config["train_batch_size"] // each
     monkeypatch.setattr(deepspeed.dist, "get_world_size", lambda *_: ranks)
