@@ -71,6 +71,7 @@ class Disk:
 def train(part: str, options: dict[str, Any], ranks: Ranks, folder: Path) -> dict[str, Any]:
     """Train one part of a case to its end, and return what this rank saw."""
     changes = {"checkpoint_every_seconds": EVERY_STEP, "keep_checkpoints": 100}
+    changes |= {"keep_best": False}  # its files would be counted among the checkpoints'
     how = "in_step" if part == "in_step" else "background"
     trainer = trainer_of(
         "llama", options or None, ranks, folder,
