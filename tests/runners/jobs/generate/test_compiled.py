@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 import torch
+import torch._inductor.config
 from pydantic import ValidationError
 
 from runners.generate_options import LayerStreaming
@@ -33,11 +34,11 @@ def step():
 @pytest.mark.slow
 @pytest.mark.equality
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++")
-def test_a_compiled_step_writes_the_same(generate, monkeypatch):
-    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)  # no pool of processes
+def test_a_compiled_step_writes_the_same(generate):
     plain = outputs(generate("plain", batch_size=2))
 
-    run = generate("compiled", batch_size=2, compiled_step=True)
+    with torch._inductor.config.patch(compile_threads=1):  # no pool of processes
+        run = generate("compiled", batch_size=2, compiled_step=True)
 
     assert outputs(run) == plain
     assert "compiled for 2 prompts of" in run.bodies("result")[0]["notes"]["compiled_step"]
