@@ -27,6 +27,7 @@ class Asked(BaseModel):
     layouts: Mapping[str, LayoutOptions | None]
     ranks: PositiveInt = 4
     rounds: PositiveInt = 5
+    final_rounds: NonNegativeInt = 0  # of the first choice and its fastest rival alone, afterwards
     steps: PositiveInt = 3  # whose median is a round's figure
     warm_up_steps: NonNegativeInt = 1
     patience_seconds: PositiveFloat = 2.0  # beyond which one timed step of a round is enough

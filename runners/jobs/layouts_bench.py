@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -49,32 +49,44 @@ def step_times(asked: Asked) -> Iterator[StepTime]:
     """
     order, taken = list(asked.layouts), defaultdict[str, list[float]](list)
     for number in range(asked.rounds):
-        for name in order if number % 2 == 0 else reversed(order):
-            lead, *_ = on_ranks(asked.ranks_of(name), partial(_steps, asked, name))
-            taken[name].append(lead["seconds"])
-            yield StepTime(layout=name, round=number, seconds=lead["seconds"])
+        for each in _round(asked, order, number):
+            taken[each.layout].append(each.seconds)
+            yield each
         means = {name: statistics.geometric_mean(taken[name]) for name in order}
         near = (1 + FIRST_MARGIN / (number + 1)) * min(means.values())
         order = [each for each in order if each in asked.always or means[each] <= near]
 
 
+def final_times(asked: Asked, first: str, rival: str) -> Iterator[StepTime]:
+    """Yield step seconds of the first choice and its fastest rival, after the rounds of all.
+
+    The rival was picked by the rounds before, so that the pair's ratio owes nothing to luck.
+    """
+    for number in range(asked.rounds, asked.rounds + asked.final_rounds):
+        yield from _round(asked, [first, rival], number)
+
+
+def _round(asked: Asked, order: Sequence[str], number: int) -> Iterator[StepTime]:
+    for name in order if number % 2 == 0 else reversed(order):
+        lead, *_ = on_ranks(asked.ranks_of(name), partial(_steps, asked, name))
+        yield StepTime(layout=name, round=number, seconds=lead["seconds"])
+
+
 def regret(first: str, times: Sequence[StepTime]) -> Ratio:
     """Return the fastest other layout's step time as a share of the first choice's.
 
-    Of those that ran in all rounds. It is picked by the same times, so that the ratio is too
-    small rather than too large; its interval is of the rounds' pairs.
+    Of those that ran in all rounds, or, where all were left out, of the one that stayed longest.
+    Where the same times pick the rival, the ratio is too small rather than too large. Its
+    interval is of the rounds' pairs.
     """
     taken = defaultdict[str, list[float]](list)
     for each in times:
         taken[each.layout].append(each.seconds)
     own = taken.pop(first)
-    rivals = {name: rival for name, rival in taken.items() if len(rival) == len(own)}
-    if not rivals:  # all were left out: the one that stayed longest
-        most = max(len(rival) for rival in taken.values())
-        rivals = {name: rival for name, rival in taken.items() if len(rival) == most}
-        own = own[:most]
+    most = max(len(rival) for rival in taken.values())
+    rivals = {name: rival for name, rival in taken.items() if len(rival) == most}
     best = min(rivals, key=lambda name: statistics.geometric_mean(rivals[name]))
-    return ratio_of(best, rivals[best], own)._replace(of="step seconds")
+    return ratio_of(best, rivals[best], own[:most])._replace(of="step seconds")
 
 
 def collective_times(size: int) -> Iterator[CollectiveTime]:
@@ -148,14 +160,26 @@ def main() -> None:
     prepare_process()
     asked = Asked.model_validate_json(sys.stdin.read())
     load_what_training_loads(asked.config)
-    told = []
-    for each in chain(collective_times(asked.ranks), step_times(asked)):
+    for exchange in collective_times(asked.ranks):
+        sys.stdout.write(exchange.model_dump_json() + "\n")
+    rounds = _said(step_times(asked))
+    if asked.first_choice:
+        found = regret(asked.first_choice, rounds)
+        if asked.final_rounds:
+            found = regret(
+                asked.first_choice, _said(final_times(asked, asked.first_choice, found.name))
+            )
+        sys.stdout.write(json.dumps(found) + "\n")
+
+
+def _said(times: Iterator[StepTime]) -> list[StepTime]:
+    """Return the times, each printed on a line as soon as it was taken."""
+    taken = []
+    for each in times:
         sys.stdout.write(each.model_dump_json() + "\n")
         sys.stdout.flush()
-        told.append(each)
-    if asked.first_choice:
-        times = [each for each in told if isinstance(each, StepTime)]
-        sys.stdout.write(json.dumps(regret(asked.first_choice, times)) + "\n")
+        taken.append(each)
+    return taken
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """The bench of layouts: real ranks that are forked, timed in turns, and judged."""
 
+from statistics import geometric_mean
+
 import pytest
 
 from runners.jobs.layouts_bench import regret
@@ -53,11 +55,11 @@ def test_one_process_takes_one_rank_and_a_layout_its_own():
 
 
 @pytest.mark.slow
-def test_real_ranks_are_timed_round_by_round():
+def test_real_ranks_are_timed_round_by_round_and_judged_by_a_final():
     layouts = {"alone": None, "pair": LayoutOptions(data_parallel_size=2, zero_stage=1)}
     asked = Asked(
         config=TINY_CONFIG, training=TRAINING, layouts=layouts, ranks=2, rounds=2, steps=1,
-        first_choice="pair",
+        final_rounds=3, first_choice="pair",
     )  # fmt: skip
     exchanges, steps, judged = told(asked, PROJECT)
 
@@ -65,5 +67,13 @@ def test_real_ranks_are_timed_round_by_round():
         "all_reduce", "all_gather", "reduce_scatter", "send",
     }  # fmt: skip
     assert all(each["latency_seconds"] > 0 < each["bytes_per_second"] for each in exchanges)
-    assert [each["round"] for each in steps if each["layout"] == "pair"] == [0, 1]
-    assert judged[0] in layouts
+    taken = {
+        name: {each["round"]: each["seconds"] for each in steps if each["layout"] == name}
+        for name in layouts
+    }
+    assert taken["pair"].keys() == {0, 1, 2, 3, 4}
+    assert taken["alone"].keys() >= {0, 2, 3, 4}
+    pairs = [taken["alone"][number] / taken["pair"][number] for number in (2, 3, 4)]
+    assert judged[0] == "alone"
+    assert judged[4] == 3
+    assert judged[1] == pytest.approx(geometric_mean(pairs))

@@ -48,7 +48,8 @@ def page(kept: Sequence[Kept]) -> str:
     regret = kept[0]["regret"]
     versions = ", ".join(f"{name} {value}" for name, value in regret["versions"].items())
     return PAGE.format(
-        rounds=max(len(own) for own in kept[0]["seconds"].values()),
+        rounds=max(len(own) for own in kept[0]["seconds"].values()) - regret["n"],
+        finals=regret["n"],
         taken=f"{regret['date']}, {regret['machine']}; {versions}",
         verdicts="\n".join(_verdict(each) for each in kept),
         tables="\n".join(_section(each) for each in kept),
@@ -94,7 +95,8 @@ its micro-benchmark, what an all-reduce and a message among the ranks take, and 
 (one process; four plain copies), from which the host's factors follow. Then each layout runs,
 layout after layout, round after round, every other round backwards, and each time in processes of
 its own. Layouts that stay behind the fastest are left out of later rounds, of which there were
-{rounds}. Measured on {taken}.
+{rounds}; then {finals} rounds of the planner's first and its fastest rival alone. Measured on
+{taken}.
 
 The ranks share two cores. So an exchange hides behind nothing, a rank that waits leaves its core
 to another, and each collective waits until every rank had its turn; the planner counts all three
@@ -105,9 +107,10 @@ where ranks share a processor.
 {verdicts}
 
 *Regret* is how much longer a step of the planner's first choice takes than one of the fastest
-other layout, none where the first choice is faster. That other one is picked by the same times, so
-the figure is rather too large than too small; its interval is of the rounds' pairs. *Not certain*:
-the figure is within 5 %, but other work on the machine moved the rounds by more.
+other layout, none where the first choice is faster. The rounds of all pick that other one; the
+figure and its interval are of the pairs in the {finals} rounds after them, so that it owes nothing
+to a lucky round. *Not certain*: the figure is within 5 %, but other work on the machine moved the
+rounds by more.
 
 Compare seconds within a table. Predictions of tensor parallel layouts are too short: torch's
 DTensor spends more on each operator than the planner counts, on top of the exchanges. Those of

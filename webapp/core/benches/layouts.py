@@ -31,7 +31,8 @@ from webapp.hosts.device import cluster_for_host
 from webapp.hosts.models import Host
 from webapp.plans.laying_out import layout_of
 
-ROUNDS = 20
+ROUNDS = 12
+FINAL_ROUNDS = 80  # of the first choice and its fastest rival
 CALIBRATION_ROUNDS = 2
 
 
@@ -165,6 +166,7 @@ def _runs(
         layouts=layouts,
         ranks=RANKS,
         rounds=rounds,
+        final_rounds=FINAL_ROUNDS if first else 0,
         first_choice=first,
     )
     for line in _said("runners.jobs.layouts_bench", asked.model_dump_json()):
