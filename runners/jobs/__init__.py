@@ -20,7 +20,7 @@ OFFLINE_AND_QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
     "TOKENIZERS_PARALLELISM": "true",
-    "KINETO_LOG_LEVEL": "5",  # its lines on each start and stop of a profile
+    "KINETO_LOG_LEVEL": "6",  # its lines on each start and stop of a profile
     "TQDM_DELAY": "86400",  # bars that ask to be shown: no job lasts until then
     # Threads that spin at barriers made evaluation 70 times slower on a busy 2-core host.
     "OMP_WAIT_POLICY": "PASSIVE",

@@ -44,8 +44,7 @@ class BestWeights:
 
     def kept(self) -> JudgedStep | None:
         """Return what is on disk; None before the first validation."""
-        found = [_read(each) for each in checkpoints(self._folder)]
-        return min(found, key=lambda each: each.loss, default=None)
+        return min(self._whole().values(), key=lambda each: each.loss, default=None)
 
     def take(self, model: torch.nn.Module, judged: JudgedStep) -> None:
         """Keep a model's weights, if no loss before was as low.
@@ -78,7 +77,7 @@ class BestWeights:
         if kept is None or (math.isfinite(last.loss) and last.loss <= kept.loss):
             return
         self.exported = kept
-        (folder,) = (each for each in checkpoints(self._folder) if _read(each) == kept)
+        (folder,) = (each for each, judged in self._whole().items() if judged == kept)
         fill_weights(model, load_file(folder / WEIGHTS))
 
     def note(self) -> str:
@@ -92,6 +91,10 @@ class BestWeights:
             f"those of step {self.exported.step}: {said}; the last step's was {self.last.loss:.4f}"
         )
 
-
-def _read(folder: Path) -> JudgedStep:
-    return JudgedStep(**json.loads((folder / FACTS).read_text()))
+    def _whole(self) -> dict[Path, JudgedStep]:
+        """Return each step's folder; a removal that a kill cut short may have left less."""
+        return {
+            folder: JudgedStep(**json.loads((folder / FACTS).read_text()))
+            for folder in checkpoints(self._folder)
+            if (folder / FACTS).exists() and (folder / WEIGHTS).exists()
+        }

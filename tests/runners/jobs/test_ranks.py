@@ -153,6 +153,14 @@ def shared(host: Host) -> Finished:
 
 
 @pytest.mark.slow
+def test_ranks_that_are_looked_at_leave_the_log_to_the_job(shared):
+    """Beyond the fifth step a profiler has begun and ended, and the library has lines for both."""
+    assert "communication_ratio" in shared.measured
+    assert [line for line in shared.stderr.splitlines() if "profiler" in line.lower()] == []
+    assert shared.stderr == ""
+
+
+@pytest.mark.slow
 def test_two_ranks_learn_what_one_learns_from_the_same_steps(host, shared):
     alone = host.run("alone", tiny_training(max_steps=12, gradient_accumulation_steps=2))
 

@@ -7,6 +7,15 @@ from webapp.modelhub.models import TeamModel
 from webapp.plans.models import Plan
 from webapp.wizard.defaults import demo_draft, serve_draft
 
+SMALL = {"source": "catalog", "catalog_id": "HuggingFaceTB/SmolLM2-135M"}
+SOURCES = {
+    "demo": {"source": "demo"},
+    "catalog": SMALL,
+    "config": {"source": "config", "config": demo_config()},
+    "folder": {"source": "folder", "path": "tiny", "folder_config": demo_config()},
+    "team": {"source": "team"},
+}
+
 
 @pytest.fixture
 def demo_plan(team, alice, host) -> Plan:
@@ -40,3 +49,20 @@ def with_model(plan: Plan, model: TeamModel, goal: str) -> Plan:
     plan.draft["goal"]["goal"] = goal
     plan.save()
     return plan
+
+
+@pytest.fixture
+def plan_of(demo_plan, trained):
+    """Return the demo's plan with another goal and model; fine-tuning as this release runs it."""
+
+    def make(goal: str, source: str) -> Plan:
+        with_model(demo_plan, trained, goal)
+        chosen = SOURCES[source] | ({"team_model": trained.pk} if source == "team" else {})
+        demo_plan.draft["model"] = {"catalog_id": SMALL["catalog_id"], **chosen}
+        demo_plan.draft["workload"]["finetune"] |= {"method": "full", "sequence_length": 256}
+        demo_plan.draft["workload"]["serve"] |= {"input_tokens": 128, "output_tokens": 64}
+        demo_plan.draft["workload"]["generate"] |= {"input_tokens": 128, "output_tokens": 64}
+        demo_plan.save()
+        return demo_plan
+
+    return make

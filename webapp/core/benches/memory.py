@@ -105,8 +105,9 @@ def sharding_ratios(found: Mapping[str, Held]) -> Iterator[Ratio]:
     copies = found["DDP on 4 ranks"].model_dump()
     for name, term in SHARDED:
         own = found[f"{name} on 4 ranks"].model_dump()
-        words = term.replace("_", " ").replace("optimizer", "optimiser")
-        yield Ratio.exact(f"copies / {name} {words}, 4 ranks", copies[term], own[term], "bytes")
+        yield Ratio.exact(
+            f"copies / {name} {_words(term)}, 4 ranks", copies[term], own[term], "bytes"
+        )
 
 
 def keep(found: Iterable[Held], load: float) -> None:
@@ -131,8 +132,10 @@ def page() -> str:
     rows = [row for each in found.values() for row in rows_of(each)]
     return PAGE.format(
         taken=taken,
-        terms="\n".join(map(_term_line, rows)),
+        terms="\n".join(_training_line(each.case, rows_of(each)) for each in found.values()),
         peaks="\n".join(map(_peak_line, found.values())),
+        titles=" | ".join(_words(term).capitalize() for term in Held.TERMS),
+        rules="---|" * (len(Held.TERMS) + 1),
         within=sum(abs(row.error) <= WITHIN for row in rows),
         count=len(rows),
         length=LENGTH,
@@ -140,13 +143,23 @@ def page() -> str:
     )
 
 
-def _term_line(row: Row) -> str:
-    said = "" if abs(row.error) <= WITHIN else f"**{100 * row.error:+.0f} %**"
-    term = row.term.replace("_", " ").replace("optimizer", "optimiser")
-    error = said or f"{100 * row.error:+.1f} %"
-    return (
-        f"| {row.case} | {term} | {_megabytes(row.planned)} | {_megabytes(row.held)} | {error} |"
-    )
+def _training_line(case: str, rows: list[Row]) -> str:
+    """Return a training's line: planned and held bytes of each term, and the largest error."""
+    by_term = {row.term: row for row in rows}
+    cells = [
+        f"{_megabytes(by_term[term].planned)} / {_megabytes(by_term[term].held)}"
+        if term in by_term
+        else ""
+        for term in Held.TERMS
+    ]
+    worst = max(rows, key=lambda row: abs(row.error))
+    said = f"{_words(worst.term)} {100 * worst.error:+.1f} %"
+    cells.append(said if abs(worst.error) <= WITHIN else f"**{said}**")
+    return f"| {case} | {' | '.join(cells)} |"
+
+
+def _words(term: str) -> str:
+    return term.replace("_", " ").replace("optimizer", "optimiser")
 
 
 def _peak_line(found: Held) -> str:
@@ -167,11 +180,11 @@ PAGE = """\
 `manage.py bench memory` trains a small Llama (256 wide, 8 layers, {rows} sequences of {length}
 tokens a rank) on real ranks and counts in the third step the bytes of every tensor that is alive,
 by the planner's terms. Full trainings are in fp32, adapters stand beside bf16 or 4-bit weights.
-The fullest rank is shown, in MB (10^6 bytes). {within} of {count} terms are within 10 %. Counted
-on {taken}.
+The fullest rank is shown, planned / held in MB (10^6 bytes). {within} of {count} terms are within
+10 %. Counted on {taken}.
 
-| Training | Term | Planned | Held | Error |
-|---|---|---|---|---|
+| Training | {titles} | Largest error |
+|---|{rules}
 {terms}
 
 The planner counts what our own trainer keeps, operator by operator, where other engines have

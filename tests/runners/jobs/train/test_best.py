@@ -72,6 +72,29 @@ def test_the_last_weights_stay_where_they_are_the_best(tmp_path):
     assert best.note().startswith("the last step's: held-out loss 3.0000 nats")
 
 
+@pytest.mark.parametrize("left", [{"loss.json"}, {"model.safetensors"}, set()], ids=str)
+def test_a_kill_while_the_former_ones_go_loses_nothing(tmp_path, monkeypatch, left):
+    best = BestWeights(tmp_path)
+    best.take(linear(1.0), JudgedStep(1, 3.0))
+
+    def cut_short(folder, **_):
+        for each in folder.glob("*"):
+            if each.name not in left:
+                each.unlink()
+
+    monkeypatch.setattr("runners.jobs.train.best.shutil.rmtree", cut_short)
+    best.take(linear(2.0), JudgedStep(2, 2.0))
+    monkeypatch.undo()
+    again, model = BestWeights(tmp_path), linear(9.0)
+
+    assert len(checkpoints(tmp_path / FOLDER)) == 2
+    assert again.kept() == JudgedStep(2, 2.0)
+    again.put_back(model, JudgedStep(3, 5.0))
+    assert model.weight.unique().tolist() == [2.0]
+    again.take(linear(4.0), JudgedStep(4, 1.0))
+    assert [each.name for each in checkpoints(tmp_path / FOLDER)] == ["step-00000004"]
+
+
 def test_a_full_disk_keeps_the_best_that_was_whole(small_disk):
     best = BestWeights(small_disk)
     best.take(linear(1.0), JudgedStep(1, 3.0))
