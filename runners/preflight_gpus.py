@@ -62,25 +62,24 @@ def given(found: Iterable[GpuFacts], wanted: Sequence[str]) -> list[GpuFacts]:
 
 def narrow_products(gpus: Sequence[GpuFacts]) -> PreflightCheck:
     """Judge whether an attempt's GPUs multiply in 8-bit floats; processors emulate it."""
-    asked = f"of compute capability {FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]} or newer"
+    asked = _asked(FP8_CAPABILITY)
     if not gpus:
         return yes(
             "fp8", "No GPU is used: products in 8-bit floats are emulated, which is slower."
         )
-    old = [gpu for gpu in gpus if _capability(gpu) < FP8_CAPABILITY]
+    old = _too_old(gpus, FP8_CAPABILITY)
     if not old:
         return yes("fp8", f"{len(gpus)} GPUs {asked} multiply in 8-bit floats.")
-    named = ", ".join(f"{gpu.name} ({gpu.compute_capability or 'unknown'})" for gpu in old)[:400]
     return no(
         "fp8",
-        f"Products in 8-bit floats need GPUs {asked}; too old are {named}.",
+        f"Products in 8-bit floats need GPUs {asked}; {old}.",
         "Choose a host with newer GPUs, or train with products in BF16.",
     )
 
 
 def _gpu(pins: Pins, gpus: Sequence[GpuFacts]) -> PreflightCheck:
     least = pins.compute_capability or (0, 0)
-    asked = f"of compute capability {least[0]}.{least[1]} or newer"
+    asked = _asked(least)
     if not gpus:
         why = probe.driver_problem() or "no NVIDIA driver and no NVIDIA GPU answer here"
         cuda = f"{pins.cuda[0]}.{pins.cuda[1]}" if pins.cuda else ""
@@ -91,15 +90,25 @@ def _gpu(pins: Pins, gpus: Sequence[GpuFacts]) -> PreflightCheck:
             "Choose a host with such a GPU, or an engine that runs on processors: slipway, "
             "or llamacpp for GGUF files.",
         )
-    old = [gpu for gpu in gpus if _capability(gpu) < least]
+    old = _too_old(gpus, least)
     if not old:
         return yes("GPU", f"{len(gpus)} GPUs {asked}, as {pins.name} needs.")
-    named = ", ".join(f"{gpu.name} ({gpu.compute_capability or 'unknown'})" for gpu in old)[:400]
     return no(
         "GPU",
-        f"The environment {pins.name} needs GPUs {asked}; too old are {named}.",
+        f"The environment {pins.name} needs GPUs {asked}; {old}.",
         "Choose a host with newer GPUs, or the engine slipway.",
     )
+
+
+def _asked(least: Version) -> str:
+    return f"of compute capability {least[0]}.{least[1]} or newer"
+
+
+def _too_old(gpus: Sequence[GpuFacts], least: Version) -> str:
+    """Return in words which GPUs are older than the least that is asked; nothing where none is."""
+    old = [gpu for gpu in gpus if _capability(gpu) < least]
+    named = ", ".join(f"{gpu.name} ({gpu.compute_capability or 'unknown'})" for gpu in old)
+    return f"too old are {named[:400]}" if old else ""
 
 
 def _capability(gpu: GpuFacts) -> Version:

@@ -34,8 +34,9 @@ def endpoint(host, trained_model) -> Iterator[Endpoint]:
         yield found
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def client(endpoint) -> OpenAI:
+    """The official client on the endpoint of a module, which is the shared one unless it says."""
     return endpoint.client()
 
 

@@ -79,6 +79,9 @@ class Endpoint:
         return self.host.finish(self.folder, self.process)
 
 
+Start = Callable[..., contextlib.AbstractContextManager[Endpoint]]
+
+
 @contextlib.contextmanager
 def serving(host: Host, name: str, spec: ServeSpec, key: str = "") -> Iterator[Endpoint]:
     """Run an endpoint while the block runs."""
@@ -103,6 +106,17 @@ def serving_by(
         )
     with ended(Endpoint(host, folder, process, KEY)) as endpoint:
         yield endpoint
+
+
+def starter(host: Host, module: str, env: Mapping[str, str]) -> Start:
+    """Return a way to run a module's endpoints while a block runs, each as it asks."""
+
+    def start(
+        name: str, spec: ServeSpec, **changes: str
+    ) -> contextlib.AbstractContextManager[Endpoint]:
+        return serving_by(host, module, name, spec, {**env, **changes})
+
+    return start
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from tests.runners.jobs.serve.serving import (
     complete,
     engine_of,
     kill_until_given_up,
-    serving_by,
+    starter,
     until,
 )
 
@@ -56,13 +56,7 @@ def spec(trained_model) -> ServeSpec:
 
 @pytest.fixture(scope="module")
 def start(host, child):
-    """Return a way to run an endpoint while a block runs."""
-
-    def serving(name: str, spec: ServeSpec, **changes: str):
-        module = "tests.runners.jobs.serve.relayed_job"
-        return serving_by(host, module, name, spec, child | changes)
-
-    return serving
+    return starter(host, "tests.runners.jobs.serve.relayed_job", child)
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +64,6 @@ def endpoint(start, spec):
     with start("relayed", spec) as found:
         found.address()
         yield found
-
-
-@pytest.fixture(scope="module")
-def client(endpoint) -> openai.OpenAI:
-    return endpoint.client()
 
 
 def outcome(client) -> str:

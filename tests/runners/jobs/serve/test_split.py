@@ -19,7 +19,7 @@ from runners.jobs.serve.relayed.wishes import handed
 from runners.jobspec import ServeSpec
 from runners.jobspec.engine import EngineOptions, PhaseSplit
 from tests.runners.jobs.harness import PROJECT
-from tests.runners.jobs.serve.serving import KEY, complete, kill_until_given_up, serving_by, until
+from tests.runners.jobs.serve.serving import KEY, complete, kill_until_given_up, starter, until
 from tests.runners.jobs.serve.speaking import STANDIN, recorded_options
 
 MODULE = "runners.jobs.serve.vllm"
@@ -42,10 +42,7 @@ def spec(trained_model) -> ServeSpec:
 
 @pytest.fixture(scope="module")
 def start(host):
-    def serving(name: str, spec: ServeSpec, **changes: str):
-        return serving_by(host, MODULE, name, spec, ENV | changes)
-
-    return serving
+    return starter(host, MODULE, ENV)
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +50,6 @@ def endpoint(start, spec):
     with start("split", spec) as found:
         found.address()
         yield found
-
-
-@pytest.fixture(scope="module")
-def client(endpoint) -> openai.OpenAI:
-    return endpoint.client()
 
 
 def engines_of(endpoint) -> dict[str, psutil.Process]:

@@ -17,9 +17,8 @@ from runners.jobs.ranks import RankLostError, Ranks
 from runners.jobspec import DataParallel
 from tests.runners.jobs.train.forked import forked
 from tests.runners.jobs.train.laid_out import (
-    DP,
-    EP,
     PP,
+    SHARED,
     STEPS,
     TP,
     ZERO,
@@ -57,13 +56,9 @@ CONTEXT = {"context_parallel_size": 2, "context_method": "ring"}
 SHRUNK = {"pipeline_parallel_size": 4, "left": 3}  # the job's layout is for 4, and 3 are left
 UNEVEN = {**PP, "pipeline_layers": (1, 3)}
 KILLINGS = {
-    "data parallel": Killing(DP, 1, DP),
-    "ZeRO-3": Killing(ZERO["ZeRO-3"], 1, ZERO["ZeRO-3"]),
+    **{name: Killing(options, 1, options) for name, options in SHARED.items()},
     "ZeRO-3, its lead": Killing(ZERO["ZeRO-3"], 0, ZERO["ZeRO-3"]),
-    "tensor": Killing(TP, 1, TP),
-    "pipeline": Killing(PP, 1, PP),
     "context": Killing(CONTEXT, 1, CONTEXT),
-    "experts": Killing(EP, 1, EP),
     "tensor and pipeline": Killing({**TP, **PP}, 2, {**TP, **PP}),
     "a pipeline that shrinks": Killing({"pipeline_parallel_size": 4}, 2, SHRUNK),
     "uneven stages, then even ones": Killing(UNEVEN, 0, PP),

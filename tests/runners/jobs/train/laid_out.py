@@ -53,6 +53,14 @@ PP = {"pipeline_parallel_size": 2}
 DP = {"data_parallel_size": 2}
 EP = {"data_parallel_size": 2, "expert_parallel_size": 2}
 WOVEN = {**PP, "virtual_pipeline_size": 2}
+# One way of sharing each, on two ranks.
+SHARED: dict[str, dict[str, Any]] = {
+    "data parallel": DP,
+    "ZeRO-3": ZERO["ZeRO-3"],
+    "tensor": TP,
+    "pipeline": PP,
+    "experts": EP,
+}
 CASES: dict[int, dict[str, dict[str, Any]]] = {
     2: {
         "data parallel": DP,

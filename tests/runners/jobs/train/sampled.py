@@ -21,14 +21,10 @@ from runners.jobspec.text_samples import TextSamples
 from tests.runners.jobs.train.forked import forked
 from tests.runners.jobs.train.killed import size_of
 from tests.runners.jobs.train.laid_out import (
-    DP,
-    EP,
     LESS,
     LLAMA,
     MODELS,
-    PP,
-    TP,
-    ZERO,
+    SHARED,
     Seen,
     import_what_training_imports,
     model_of,
@@ -42,13 +38,9 @@ MODELS["dropping"] = {**LLAMA, "attention_dropout": 0.2}
 CASES: dict[str, dict[str, Any]] = {
     "alone": {},
     DROPS: {},
-    "data parallel": DP,
     LOCAL: LESS["local"],
-    "ZeRO-3": ZERO["ZeRO-3"],
-    "tensor": TP,
-    "pipeline": PP,
     "context": {"context_parallel_size": 2},
-    "experts": EP,
+    **SHARED,
 }
 
 

@@ -14,7 +14,7 @@ from runners.jobs.train.best import FOLDER, BestWeights, JudgedStep
 from runners.jobs.train.checkpoint import checkpoints, read_latest
 from runners.jobs.train.trainer import Trainer
 from tests.runners.jobs.harness import TINY_CONFIG, tiny_training
-from tests.runners.jobs.train.training import IDS
+from tests.runners.jobs.train.training import IDS, stop_at
 
 # What is learnt says nothing of what is judged: every step makes the held-out loss worse.
 HELD_OUT = np.random.default_rng(3).integers(64, 512, 4000).astype(np.int32)
@@ -134,14 +134,7 @@ def test_it_leaves_the_weights_of_the_step_that_did_best(overfitting, events_pat
 
 def test_a_restart_still_knows_the_best(overfitting):
     first = overfitting()
-    after = first._after_step
-
-    def stop(*args):
-        after(*args)
-        if first.state.step == 22:
-            first.job.stop_requested.set()
-
-    first._after_step = stop
+    stop_at(first, 22)
     assert not first.run()
     before = first.best.kept()
     second = overfitting()

@@ -15,7 +15,7 @@ from runners.jobs.train.checkpoint_writing import CheckpointWriter, Staged
 from tests.runners.jobs.harness import tiny_training
 from tests.runners.jobs.train.forked import EXIT_LOST, run_script
 from tests.runners.jobs.train.slowed import CASES, FROM_THE_START, SLOW_STEPS, STEPS
-from tests.runners.jobs.train.training import tiny_trainer
+from tests.runners.jobs.train.training import stop_at, tiny_trainer
 
 FULL = r"No space left|File too large|I/O error"
 LOSS_TOLERANCE = 5e-6  # nats, as between layouts
@@ -177,14 +177,7 @@ def test_a_stop_is_followed_by_a_checkpoint_of_its_own_step(make_job, slow_disk)
         max_steps=100, checkpoint_every_seconds=1e-6, checkpoint_writing="background"
     )
     trainer = tiny_trainer(make_job(spec))
-    after = trainer._after_step
-
-    def stop(*args):
-        after(*args)
-        if trainer.state.step == 5:
-            trainer.job.stop_requested.set()
-
-    trainer._after_step = stop
+    stop_at(trainer, 5)
     assert not trainer.run()
 
     saved = read_latest(trainer.job.checkpoint_dir)

@@ -10,24 +10,10 @@ from runners.jobs.loading import fresh_model
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.compiled_layers import PLAIN_STEPS, CompiledLayers
 from tests.runners.jobs.harness import TINY_CONFIG, tiny_training
-from tests.runners.jobs.train.training import tiny_trainer
+from tests.runners.jobs.train.training import losses_of, tiny_trainer
 
 STEPS = PLAIN_STEPS + 6
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-
-
-def losses_of(trainer):
-    found = []
-    step = trainer.make_step
-
-    def noted():
-        values = step()
-        found.append(values["loss"])
-        return values
-
-    trainer.make_step = noted
-    trainer.run()
-    return found
 
 
 @NEEDS_COMPILER

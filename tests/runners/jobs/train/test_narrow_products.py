@@ -18,7 +18,7 @@ from runners.jobspec import DemoModel
 from tests.runners.jobs.harness import TINY_CONFIG, tiny_training
 from tests.runners.jobs.train.forked import run_script
 from tests.runners.jobs.train.laid_out import NARROW, run_case
-from tests.runners.jobs.train.training import tiny_trainer
+from tests.runners.jobs.train.training import losses_of, tiny_trainer
 
 CPU = torch.device("cpu")
 # Forward a number is wrong by up to 1/16, backward by 1/8, where bf16's is by 1/256; over the
@@ -29,18 +29,7 @@ SAME = 5e-3  # nats: the same products, summed in another order before they are 
 
 def trained(make_job, **changes):
     trainer = tiny_trainer(make_job(tiny_training(**{"max_steps": 20, **changes})))
-    trainer.model.train()
-    losses = []
-    step = trainer.make_step
-
-    def noted():
-        values = step()
-        losses.append(values["loss"])
-        return values
-
-    trainer.make_step = noted
-    trainer.run()
-    return trainer, losses
+    return trainer, losses_of(trainer)
 
 
 def demo_losses(tmp_path, dtype, steps=40):

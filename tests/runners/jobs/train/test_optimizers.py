@@ -1,6 +1,5 @@
 """Optimisers: what each holds, that it learns, and that it goes on to the bit."""
 
-import itertools
 from typing import get_args
 
 import numpy as np
@@ -19,7 +18,7 @@ from runners.jobs.train.trainer import Trainer
 from runners.jobspec.training_memory import USUAL_LEARNING_RATES, Optimizer
 from tests.runners.jobs.harness import TINY_CONFIG, tiny_training
 from tests.runners.jobs.train.test_against_the_plan import SHAPE, planned
-from tests.runners.jobs.train.training import tiny_trainer
+from tests.runners.jobs.train.training import stop_at, tiny_trainer
 
 ALL = get_args(Optimizer)
 WAYS = [*((name, "none") for name in ALL), ("adamw", "disk")]
@@ -32,16 +31,6 @@ def spec_of(name, where="none", **changes):
     return tiny_training(**{**fields, "learning_rate": USUAL_LEARNING_RATES[name], **changes})
 
 
-def stopped_after(trainer, step):
-    """Have the trainer stop once it has made so many steps."""
-    emit, steps = trainer._emit, itertools.count(1)
-    trainer._emit = lambda values: (
-        emit(values),
-        next(steps) == step and trainer.job.stop_requested.set(),
-    )
-    return trainer
-
-
 @pytest.fixture(params=WAYS, ids=" ".join)
 def way(request):
     return request.param
@@ -50,7 +39,9 @@ def way(request):
 def test_a_resumed_run_equals_an_unbroken_one_to_the_bit(make_job, way):
     unbroken = tiny_trainer(make_job(spec_of(*way)))
     unbroken.run()
-    stopped_after(tiny_trainer(make_job(spec_of(*way))), 4).run()
+    stopped = tiny_trainer(make_job(spec_of(*way)))
+    stop_at(stopped, 4)
+    stopped.run()
     resumed = tiny_trainer(make_job(spec_of(*way)))
 
     resumed.resume()

@@ -1,9 +1,7 @@
 """The training loop: pace, learning rate, batches, and that the loss falls."""
 
-import itertools
 import time
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,20 +13,15 @@ from runners.jobs.train.checkpoint import TrainState
 from runners.jobs.train.guard import DivergedError
 from runners.jobs.train.optimizers import build_optimizer
 from runners.jobs.train.schedule import FINAL_LEARNING_RATE_RATIO, Pace, learning_rate_ratio
-from runners.jobs.train.trainer import Trainer, steady, step_line
+from runners.jobs.train.trainer import steady, step_line
 from tests.runners.jobs.harness import TINY_CONFIG, tiny_training
-
-IDS = np.tile(np.arange(64, dtype=np.int32), 40)
+from tests.runners.jobs.train.training import IDS, stop_at, tiny_trainer
 
 
 @pytest.fixture
 def make_trainer(make_job):
     def make(**changes):
-        spec = tiny_training(**{"max_steps": 20, **changes})
-        torch.manual_seed(spec.seed)
-        model = fresh_model(TINY_CONFIG, torch.float32)
-        batches = TextBatches(IDS, spec)
-        return Trainer(make_job(spec), spec, model, batches, IDS, torch.device("cpu"))
+        return tiny_trainer(make_job(tiny_training(**{"max_steps": 20, **changes})))
 
     return make
 
@@ -207,12 +200,7 @@ def test_a_resumed_run_equals_an_unbroken_one(make_trainer):
     unbroken = make_trainer(max_steps=10)
     unbroken.run()
     first = make_trainer(max_steps=10)
-    steps = itertools.count(1)
-    emit = first._emit
-    first._emit = lambda values: (
-        emit(values),
-        next(steps) == 5 and first.job.stop_requested.set(),
-    )
+    stop_at(first, 5)
     first.run()
     second = make_trainer(max_steps=10)
 

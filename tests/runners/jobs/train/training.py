@@ -1,5 +1,7 @@
 """A trainer of a tiny model on numbers that repeat themselves, in this process."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 
@@ -19,3 +21,30 @@ def tiny_trainer(job: Job) -> Trainer:
     torch.manual_seed(spec.seed)
     model = fresh_model(TINY_CONFIG, torch.float32)
     return Trainer(job, spec, model, TextBatches(IDS, spec), IDS, torch.device("cpu"))
+
+
+def losses_of(trainer: Trainer) -> list[float]:
+    """Train to the end and return the loss of each step, in nats."""
+    found: list[float] = []
+    step = trainer.make_step
+
+    def noted() -> dict[str, float]:
+        values = step()
+        found.append(values["loss"])
+        return values
+
+    trainer.make_step = noted
+    trainer.run()
+    return found
+
+
+def stop_at(trainer: Trainer, step: int) -> None:
+    """Have a stop asked for once a step is behind the trainer."""
+    after = trainer._after_step
+
+    def stop(values: Mapping[str, float], began: float) -> None:
+        after(values, began)
+        if trainer.state.step == step:
+            trainer.job.stop_requested.set()
+
+    trainer._after_step = stop

@@ -7,8 +7,10 @@ import argparse
 import json
 import os
 import sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.runners.jobs.serve.standin.answering import Answering, answer_for_good
 
 FLAGS = ("enable-metrics", "enable-lora", "disable-radix-cache")
 FIGURES = """sglang:num_running_reqs{{model_name="m"}} 0.0
@@ -28,7 +30,7 @@ def parsed(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(Answering, BaseHTTPRequestHandler):
     """Answers as SGLang's own server does."""
 
     told: argparse.Namespace
@@ -76,14 +78,6 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
         self.wfile.write(b"data: [DONE]\n\n")
 
-    def say(self, status: int, body: dict[str, Any] | str) -> None:
-        """Send a whole answer."""
-        data = (body if isinstance(body, str) else json.dumps(body)).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
 
 def document(model: str, choice: dict[str, Any]) -> dict[str, Any]:
     """Return an answer in OpenAI's form."""
@@ -93,5 +87,4 @@ def document(model: str, choice: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     Handler.told = parsed(sys.argv[1:])
-    place = (Handler.told.host, int(Handler.told.port))
-    ThreadingHTTPServer(place, Handler).serve_forever()
+    answer_for_good(Handler, Handler.told)

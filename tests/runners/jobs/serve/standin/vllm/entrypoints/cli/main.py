@@ -10,9 +10,10 @@ import os
 import sys
 import time
 import uuid
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
+from tests.runners.jobs.serve.standin.answering import Answering, answer_for_good
 from tests.runners.jobs.serve.standin.vllm.cache import Caches, RefusedError, fetch
 
 FLAGS = (
@@ -117,7 +118,7 @@ class Engine:
         return own
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(Answering, BaseHTTPRequestHandler):
     """Answers as vLLM's own server does."""
 
     engine: Engine
@@ -215,19 +216,10 @@ class Handler(BaseHTTPRequestHandler):
         base = {"id": "cmpl-1", "object": kind, "created": 1, "model": asked["model"]}
         return base | {"choices": choices, "system_fingerprint": who}
 
-    def say(self, status: int, body: dict[str, Any] | str) -> None:
-        """Send a whole answer."""
-        data = (body if isinstance(body, str) else json.dumps(body)).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
     def log_message(self, *_words: object) -> None:
         """Say nothing of each request, as it was told."""
 
 
 if __name__ == "__main__":
     Handler.engine = Engine(parsed(sys.argv[1:]))
-    place = (Handler.engine.told.host, int(Handler.engine.told.port))
-    ThreadingHTTPServer(place, Handler).serve_forever()
+    answer_for_good(Handler, Handler.engine.told)
