@@ -7,6 +7,7 @@ from pathlib import Path
 
 _TORCH_CUDA = re.compile(r"^cuda\b[^=]*=\s*'([0-9]+)\.([0-9]+)'", re.MULTILINE)
 FP8_CAPABILITY = (8, 9)  # of the first GPUs that multiply in 8-bit floats: Ada Lovelace
+TRITON_CAPABILITY = (7, 0)  # of the first GPUs that torch compiles kernels for: Volta
 _CUDA_UNIT = 1000  # NVML says CUDA 12.4 as 12040
 
 

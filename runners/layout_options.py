@@ -70,9 +70,12 @@ class LayoutOptions(BaseModel):
     @property
     def is_whole_copies(self) -> bool:
         """Tell whether every rank holds the whole model and all of its states."""
-        return self.world_size == self.data_parallel_size and not (
-            self.zero_stage or self.expert_parallel_size > 1
-        )
+        return not (self.divides_the_model or self.zero_stage)
+
+    @property
+    def divides_the_model(self) -> bool:
+        """Tell whether ranks share layers, sequences or experts: ZeRO's do not."""
+        return self.world_size != self.data_parallel_size or self.expert_parallel_size > 1
 
     @property
     def is_pipeline_alone(self) -> bool:

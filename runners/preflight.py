@@ -162,6 +162,9 @@ def _hardware(
         if needs.compute_dtype == "fp8":
             found = probe.gpu_facts(library) if library else []
             yield preflight_gpus.narrow_products(preflight_gpus.given(found, needs.gpus))
+        if needs.attention == "flex":
+            found = probe.gpu_facts(library) if library else []
+            yield preflight_gpus.block_attention(preflight_gpus.given(found, needs.gpus))
         return
     with contextlib.suppress(PinsError):  # told as the environment's own
         pins = Store(place.host_dir).pins(needs.environment)

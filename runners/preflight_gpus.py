@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 
 from runners import probe
-from runners.cuda import FP8_CAPABILITY, cuda_of_driver
+from runners.cuda import FP8_CAPABILITY, TRITON_CAPABILITY, cuda_of_driver
 from runners.environments.pins import Pins, Version
 from runners.facts import GpuFacts
 from runners.preflight_messages import Needs, PreflightCheck, no, yes
@@ -74,6 +74,21 @@ def narrow_products(gpus: Sequence[GpuFacts]) -> PreflightCheck:
         "fp8",
         f"Products in 8-bit floats need GPUs {asked}; {old}.",
         "Choose a host with newer GPUs, or train with products in BF16.",
+    )
+
+
+def block_attention(gpus: Sequence[GpuFacts]) -> PreflightCheck:
+    """Judge whether an attempt has GPUs that train with FlexAttention; no processor does."""
+    asked = f"of compute capability {TRITON_CAPABILITY[0]}.{TRITON_CAPABILITY[1]} or newer"
+    old = [gpu for gpu in gpus if _capability(gpu) < TRITON_CAPABILITY]
+    if gpus and not old:
+        return yes("flex", f"{len(gpus)} GPUs {asked} train with FlexAttention.")
+    named = ", ".join(f"{gpu.name} ({gpu.compute_capability or 'unknown'})" for gpu in old)[:400]
+    why = f"too old are {named}" if old else "processors have no backward pass of it"
+    return no(
+        "flex",
+        f"FlexAttention trains on GPUs {asked}; {why}.",
+        "Choose a host with such GPUs, or the attention kernel Fused (SDPA).",
     )
 
 

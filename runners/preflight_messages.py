@@ -15,6 +15,7 @@ class Needs(Message):
     kind: str
     weight_dtype: str = ""
     compute_dtype: str = ""  # in which a training's products run
+    attention: str = ""  # with which a training attends
     environment: str = MAIN
     memory_bytes: NonNegativeInt = 0  # the least that its peak is predicted to be, per device
     model: FolderModel | ArtefactModel | None = Field(default=None, discriminator="source")

@@ -1,6 +1,6 @@
 """How much arithmetic the work takes, in FLOP (one multiply-add is two)."""
 
-from planner.cost.columns import floor, minimum
+from planner.cost.columns import ceil, floor, minimum
 from planner.cost.equation import Equation, Ledger, Line, equation
 from planner.cost.kv_cache import cached_tokens, mean_dim, window_and_entries
 from planner.cost.layers import PerGroup
@@ -15,6 +15,7 @@ from planner.specs.layers import (
 )
 from planner.specs.model import ModelSpec
 
+FLEX_ATTENTION = "Dong et al. 2024 (FlexAttention), arXiv:2412.05496"
 FLOP_SOURCE = "Kaplan et al. 2020, arXiv:2001.08361, section 2.1"
 
 
@@ -159,6 +160,29 @@ def chunked_pairs(sequence: Quantity, chunk: int) -> Quantity:
     whole = floor(sequence / chunk)
     rest = sequence - whole * chunk
     return whole * causal_pairs(float(chunk)) + causal_pairs(rest)
+
+
+@equation(
+    "P = b² · n · min((n + 1) / 2, 1 + (b · q · (q + 1) / 2 + (d - 1 - q · b) · (q + 1)) / d), "
+    "n = ceil(s / b), q = floor((d - 1) / b)",
+    unit="pairs",
+    symbols={"row_tokens": "s", "document_tokens": "d", "block_tokens": "b"},
+    source=FLEX_ATTENTION + ", section 3.2: of a mask's blocks those that are empty are skipped",
+)
+def block_pairs(
+    *, row_tokens: Quantity, document_tokens: Quantity, block_tokens: Quantity
+) -> Quantity:
+    """Return the (query, key) pairs of one row in the blocks that attention by blocks computes.
+
+    A document is causal and sees no other. The one that a block of queries begins in has begun up
+    to ``document_tokens`` before, anywhere as often, and the block sees the keys from there on.
+    """
+    blocks = ceil(row_tokens / block_tokens)
+    whole = floor((document_tokens - 1) / block_tokens)
+    rest = document_tokens - 1 - whole * block_tokens
+    before = (block_tokens * whole * (whole + 1) / 2 + rest * (whole + 1)) / document_tokens
+    seen = minimum((blocks + 1) / 2, 1 + before)
+    return block_tokens * block_tokens * blocks * seen
 
 
 def group_pairs(group: LayerGroup, sequence: Quantity) -> Quantity:

@@ -21,7 +21,14 @@ from planner.workload.resolve import resolve
 from planner.workload.setting import Setting
 from planner.workload.training_exchange import FULL_SHARDING
 from planner.workload.training_tiers import weights_share
-from planner.workload.validity import Rule, batch_rules, mask, rank_rules, training_rules
+from planner.workload.validity import (
+    Rule,
+    attention_rules,
+    batch_rules,
+    mask,
+    rank_rules,
+    training_rules,
+)
 
 MAX_TENSOR_RANKS = 16
 MAX_STAGES = 64
@@ -129,6 +136,8 @@ class TrainingSpace:
         most = min(question.model.num_hidden_layers, MAX_STAGES)
         if pinned:
             return (pinned,)
+        if question.pinned.get("attention") == "flex":
+            return (1,)
         if get("pipeline_parallel").reason_against(question.case):
             return (1,)
         return tuple(divisors(question.cluster.num_devices, most))
@@ -203,6 +212,9 @@ class TrainingSpace:
         yield from rank_rules(model, self.question.cluster.num_devices, layout)
         yield from batch_rules(workload, layout.data, layout.micro_batch)
         yield from training_rules(model, workload, layout, schedule)
+        device, attention = self.question.device, self.question.pinned.get("attention")
+        engine = get_engine(self.question.request.engine, device.kind, training=True)
+        yield from attention_rules(attention, engine, device, layout, training=True)
 
     def _worthwhile(self, layout: Layout, *, fetched: bool) -> Flags:
         """Return which layouts are no other layout by another name."""

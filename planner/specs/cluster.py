@@ -101,6 +101,16 @@ class DeviceSpec(SparseSpec):
         return named or (self.kind if self.kind == "cpu" else self.architecture)
 
     @property
+    def runs_cuda(self) -> bool:
+        """Return whether torch calls it ``cuda``: a GPU, or NVIDIA's beside a processor.
+
+        >>> DeviceSpec(kind="uma", vendor="NVIDIA", memory_bytes=1,
+        ...            memory_bandwidth_bytes_per_second=1).runs_cuda
+        True
+        """
+        return self.kind == "gpu" or (self.kind == "uma" and (self.vendor or "") == "NVIDIA")
+
+    @property
     def halves_wide_sums(self) -> bool:
         """Return whether tensor cores run at half their rate when they sum in 32 bits."""
         return self.id.startswith(GEFORCE) and not self.id.endswith("-ada")

@@ -58,6 +58,7 @@ ATTENTION: dict[str, str] = {
         "flash",
     ),
     **dict.fromkeys(("math", "naive", "standard"), "eager"),
+    **dict.fromkeys(("flex_attention", "flexattention"), "flex"),
 }
 SCHEDULES: dict[str, str] = {
     "interleaved_1f1b": "interleaved",

@@ -17,7 +17,7 @@ from planner.specs.spellings import (
 ZeroStage = Annotated[int, Field(ge=0, le=3)]
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 Recomputation = Literal["none", "selective", "full"]
-Attention = Literal["eager", "flash"]
+Attention = Literal["eager", "flash", "flex"]
 NamedDtype = Annotated[Dtype, BeforeValidator(spelled(get_args(Dtype), DTYPES))]
 NamedSchedule = Annotated[
     PipelineSchedule, BeforeValidator(spelled(get_args(PipelineSchedule), SCHEDULES))

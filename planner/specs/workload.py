@@ -79,7 +79,9 @@ class GenerateWorkload(SparseSpec):
 class TrainWorkload(SparseSpec):
     """Train for ``tokens`` tokens, or cost one step when ``tokens`` is left out.
 
-    ``padding_ratio`` is the share of a padded batch that is no text. ``length_schedule`` trains
+    ``padding_ratio`` is the share of a padded batch that is no text. ``document_tokens`` is how
+    long the document is, on the average, that a token of a packed row is of: where attention goes
+    by blocks, those between documents are left out. ``length_schedule`` trains
     shares of the tokens at shorter sequences first, in rows of as many tokens. With a
     ``time_budget_seconds`` the time is given and the tokens are the answer.
     """
@@ -93,6 +95,7 @@ class TrainWorkload(SparseSpec):
     optimizer: NamedOptimizer | None = None
     tokens: PositiveInt | None = None
     padding_ratio: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
+    document_tokens: PositiveInt | None = None
     length_schedule: tuple[tuple[PositiveInt, Ratio], ...] | None = None
     time_budget_seconds: PositiveFloat | None = None
 

@@ -1,5 +1,6 @@
 """From a request to a setting: look names up, fill defaults, refuse what contradicts itself."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +31,7 @@ from planner.workload.named_formats import FORMAT_BY_QUANTIZATION, default_group
 from planner.workload.ranks import Layout
 from planner.workload.rates import emulates_narrow_products
 from planner.workload.setting import Setting, compute_dtype_of
-from planner.workload.validity import batch_rules, check, training_rules
+from planner.workload.validity import attention_rules, batch_rules, check, training_rules
 
 # What needs requests that come and go.
 REQUESTS_ONLY = {
@@ -148,6 +149,7 @@ def resolve(request: EstimateRequest) -> Setting:
     if isinstance(request.workload, TrainWorkload):
         schedule = strategy.pipeline_schedule
         check(training_rules(model, request.workload, layout, schedule))
+    check(attention_rules(strategy.attention, engine, device, layout, training=training))
     setting = Setting(
         model=model,
         counts=count_parameters(model),
@@ -347,6 +349,22 @@ def _training_defaults(
     }
 
 
+def _of_kernels(setting: Setting) -> Iterator[str]:
+    """Yield what is to be known of the kernels that a training would run with."""
+    computed = compute_dtype_of(setting)
+    if emulates_narrow_products(setting.engine, setting.device, computed):
+        yield (
+            f"products in {computed} are emulated: {setting.device.name or setting.device.id} has "
+            "no units for them, so that operands are rounded and multiplied in fp32, which is "
+            "slower than bf16"
+        )
+    if setting.strategy.attention == "flex":
+        yield (
+            "attention is flex (FlexAttention), which no machine of ours has been measured with: "
+            "the blocks that it computes are costed at the rate of flash kernels"
+        )
+
+
 def _warn(setting: Setting, request: EstimateRequest) -> None:
     add = setting.warnings.append
     if setting.engine.is_generic:
@@ -358,13 +376,7 @@ def _warn(setting: Setting, request: EstimateRequest) -> None:
     reason = reason_against(sparsity, setting.engine.key, setting.device) if sparsity else ""
     if reason:
         add(f"sparsity {sparsity:g} saves neither time nor memory here: {reason}")
-    computed = compute_dtype_of(setting)
-    if emulates_narrow_products(setting.engine, setting.device, computed):
-        add(
-            f"products in {computed} are emulated: {setting.device.name or setting.device.id} has "
-            "no units for them, so that operands are rounded and multiplied in fp32, which is "
-            "slower than bf16"
-        )
+    setting.warnings.extend(_of_kernels(setting))
     if setting.model.note:
         add(setting.model.note)
     unused = request.cluster.num_devices - setting.layout.devices

@@ -3,14 +3,16 @@
 from dataclasses import dataclass
 
 from planner.cost.activations import operand_width, score_bytes
-from planner.cost.columns import any_of
-from planner.cost.compute import attention_work, layer_pairs, matmul_flops
+from planner.cost.columns import any_of, minimum
+from planner.cost.compute import attention_work, block_pairs, layer_pairs, matmul_flops
 from planner.cost.dtypes import WIDE, element_bytes
 from planner.cost.equation import Ledger
+from planner.cost.layers import PerGroup
 from planner.cost.quantity import Quantity
 from planner.cost.roofline import compute_seconds, memory_seconds
 from planner.cost.stages import Pace, pace_of
 from planner.cost.training_states import lora_widths
+from planner.specs.layers import LayerGroup, RecurrentLayers
 from planner.specs.workload import TrainWorkload
 from planner.workload.forward import elementwise_bytes
 from planner.workload.rates import Rates
@@ -27,6 +29,8 @@ SCORE_TRIPS, SINGLE_SCORE_TRIPS = 2, 4
 # FlashAttention-2 trains about 1.7 times as fast as the first version on an A100.
 # Source: Dao 2023, arXiv:2307.08691, figure 4.
 FLASH_1_SLOWDOWN = 1.7
+# FlexAttention's mask has blocks of 128 queries and 128 keys, unless told otherwise.
+FLEX_BLOCK_TOKENS = 128
 # A norm in single fp32 operators copies, squares, averages, scales, casts and weighs, with 2 or
 # 4 bytes each way.
 WRITTEN_OUT_NORM_BYTES = 32
@@ -145,7 +149,7 @@ class Kernels:
     def attention_flops(self) -> Arithmetic:
         """Cost attention, which runs in 16 bits; unfused scores are computed for all pairs."""
         setting, model, layout = self.setting, self.setting.model, self.setting.layout
-        pairs = self.rows * layer_pairs(model, self.workload.sequence_length)
+        pairs = self.rows * self._row_pairs()
         pairs = pairs * self.layer_share / layout.context
         unfused = setting.strategy.attention == "eager"
         if unfused and setting.engine.role == "training":
@@ -158,6 +162,26 @@ class Kernels:
         part = "attention_unfused" if unfused else "attention"
         seconds = self._compute("Attention", part, flops * count * self._slowdown, rate)
         return Arithmetic(seconds, flops * count / (rate[0] * rate[1]), flops * self.passes)
+
+    def _row_pairs(self) -> PerGroup:
+        """Return the pairs of one row: all that are causal, or those in blocks that are needed.
+
+        A layer of a window sees no more than it, rounded up to a block on either side.
+        """
+        setting, row = self.setting, self.workload.sequence_length
+        plain = layer_pairs(setting.model, row)
+        if setting.strategy.attention != "flex":
+            return plain
+        documents = self.workload.document_tokens if setting.strategy.packed else None
+        needed = self.ledger.term(
+            block_pairs,
+            setting.line(GROUP, "Pairs in the blocks of a row", key="block_pairs"),
+            row_tokens=row,
+            document_tokens=minimum(documents or row, row),
+            block_tokens=FLEX_BLOCK_TOKENS,
+        )
+        groups = zip(setting.model.layers_by_attention, plain.values, strict=True)
+        return PerGroup(tuple(_in_blocks(group, seen, needed, row) for group, seen in groups))
 
     @property
     def _slowdown(self) -> float:
@@ -291,3 +315,10 @@ class Kernels:
         each = setting.weight_element_bytes + setting.plain_element_bytes
         layout = setting.layout
         return setting.counts.layer_linear / (layout.tensor * layout.pipeline) * each
+
+
+def _in_blocks(group: LayerGroup, seen: Quantity, needed: Quantity, row: Quantity) -> Quantity:
+    """Return the pairs of a group's layers in the blocks that its mask and its window leave."""
+    if isinstance(group, RecurrentLayers):
+        return seen
+    return minimum(group.count * needed, seen + group.count * 2 * FLEX_BLOCK_TOKENS * row)

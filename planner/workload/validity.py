@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 
+from planner.catalog.engines import Engine
 from planner.cost.columns import Flag, both, divides, either, is_column, maximum, minimum, negate
 from planner.errors import NotPossibleError
+from planner.specs.cluster import DeviceSpec
 from planner.specs.model import ModelSpec
 from planner.specs.workload import TrainWorkload
 from planner.workload.ranks import Layout
@@ -188,6 +190,41 @@ def training_rules(
         ),
     )
     yield from _chunk_rules(model, layout, schedule)
+
+
+def attention_rules(
+    attention: str | None, engine: Engine, device: DeviceSpec, layout: Layout, *, training: bool
+) -> Iterator[Rule]:
+    """Yield what attention by blocks (FlexAttention) asks for: whole layers of ours on GPUs."""
+    if attention != "flex":
+        return
+    field, way_out = "strategy.attention", "choose flash"
+    yield Rule(
+        training and engine.counted_by_operator,
+        field,
+        lambda: (
+            f"attention is flex, with which our own runner trains: {engine.title} "
+            f"{'does not train' if training else 'does not serve'} so; {way_out}"
+        ),
+    )
+    yield Rule(
+        device.runs_cuda,
+        field,
+        lambda: (
+            f"attention is flex, and torch has no backward pass of FlexAttention on "
+            f"{device.name or device.id}, which is no GPU; {way_out}, or a host with a GPU"
+        ),
+    )
+    whole = both(layout.devices == layout.data, layout.expert <= 1)
+    yield Rule(
+        whole,
+        field,
+        lambda: (
+            "attention is flex, and layouts that divide layers, sequences or experts attend in "
+            f"ways of their own; {way_out}, or leave tensor, pipeline, context and expert "
+            "parallel sizes at 1"
+        ),
+    )
 
 
 def _chunk_rules(model: ModelSpec, layout: Layout, schedule: str | None) -> Iterator[Rule]:

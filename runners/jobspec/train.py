@@ -1,6 +1,6 @@
 """What a training is asked to do."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
@@ -20,7 +20,7 @@ from runners.jobspec.training_memory import LengthSchedule, TrainingMemory, chec
 from runners.layout_options import LayoutOptions
 
 CheckpointWriting = Literal["auto", "background", "in_step"]
-TrainAttention = Literal["auto", "flash", "eager"]  # auto: as suits the device
+TrainAttention = Literal["auto", "flash", "eager", "flex"]  # auto: as suits the device
 
 
 class TrainSpec(TrainingMemory):
@@ -30,7 +30,8 @@ class TrainSpec(TrainingMemory):
     many they are, the step is the same. With ``lora`` the weights stay and an adapter learns.
     With ``quantized`` integers take part, and what is left lies on their grid.
     ``length_schedule`` trains shares of the steps at shorter lengths first, in more rows.
-    ``attention``: fused or as separate products; ``compiled``: layers run as compiled kernels.
+    ``attention``: fused, as separate products, or flex: by the blocks that packed rows need, on
+    GPUs alone; ``compiled``: layers run as compiled kernels.
     With ``compute_dtype`` fp8 the layers' products round their operands, and all else is bf16's.
     ``layout``: how the ranks share the work; without one each holds a whole copy. A pipeline that
     may shrink divides its layers anew among the ranks that are left. ``checkpoint_writing``:
@@ -121,11 +122,8 @@ class TrainSpec(TrainingMemory):
             "length_schedule": self.length_schedule is not None,
             "a layout that divides the model": layout is not None and not layout.is_whole_copies,
         }
-        found = [what for what, is_there in hindrances.items() if is_there]
-        if self.compiled and found:
-            raise ValueError(
-                f"compiled layers do not go with {', '.join(found)}; leave compiled out, or these"
-            )
+        if self.compiled:
+            _refuse(hindrances, "compiled layers do not go", "leave compiled out, or these")
         return self
 
     @model_validator(mode="after")
@@ -136,16 +134,24 @@ class TrainSpec(TrainingMemory):
             "quantized": self.quantized is not None,
             "optimizer qft": self.optimizer == "qft",
             "a layout that divides layers, sequences or experts": layout is not None
-            and (
-                layout.world_size != layout.data_parallel_size or layout.expert_parallel_size > 1
-            ),
+            and layout.divides_the_model,
         }
-        found = [what for what, is_there in hindrances.items() if is_there]
-        if self.compute_dtype == "fp8" and found:
-            raise ValueError(
-                f"compute_dtype fp8 does not go with {', '.join(found)}; choose bf16, or leave "
-                "these out"
-            )
+        if self.compute_dtype == "fp8":
+            _refuse(hindrances, "compute_dtype fp8 does not go", "choose bf16, or leave these out")
+        return self
+
+    @model_validator(mode="after")
+    def _attends_by_blocks(self) -> Self:
+        layout = self.layout
+        hindrances = {
+            "a layout that divides layers, sequences or experts": layout is not None
+            and layout.divides_the_model,
+            "compiled": self.compiled,
+            "activation_recomputation selective": self.activation_recomputation == "selective",
+            "objective classification": self.objective == "classification",
+        }
+        if self.attention == "flex":
+            _refuse(hindrances, "attention flex does not go", "choose flash, or leave these out")
         return self
 
     @property
@@ -217,6 +223,12 @@ class TrainSpec(TrainingMemory):
                 f"quantized.method alphatuning trains the scales of trained weights, and a "
                 f"'{self.model.source}' model has none; name a folder, or an earlier job's model"
             )
+
+
+def _refuse(hindrances: Mapping[str, bool], sentence: str, way_out: str) -> None:
+    """Refuse a choice beside which any of these is there."""
+    if found := [what for what, is_there in hindrances.items() if is_there]:
+        raise ValueError(f"{sentence} with {', '.join(found)}; {way_out}")
 
 
 def _against_classification(asked: TrainSpec) -> Iterator[str]:

@@ -96,6 +96,7 @@ def test_a_mix_of_so_many_bits_weighs_between_its_neighbours():
         ("kv_cache_dtype", "fp8_e5m2", "fp8"),
         ("attention", "sdpa", "flash"),
         ("attention", "flash_attention_2", "flash"),
+        ("attention", "flex_attention", "flex"),
         ("pipeline_schedule", "1F1B", "1f1b"),
         ("pipeline_schedule", "zero-bubble", "zero_bubble"),
         ("activation_recomputation", True, "full"),

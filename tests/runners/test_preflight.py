@@ -348,6 +348,31 @@ def test_products_in_8_bit_floats_ask_for_gpus_that_have_them(
     assert "fp8" not in checked(Needs(kind="train", compute_dtype="bf16"), place)
 
 
+@pytest.mark.parametrize(
+    ("capability", "said"),
+    [
+        ((9, 0), "1 GPUs of compute capability 7.0 or newer train with FlexAttention."),
+        ((6, 1), "too old are NVIDIA"),
+        (None, "processors have no backward pass of it"),
+    ],
+)
+def test_attention_by_blocks_asks_for_a_gpu_and_for_a_compiler(
+    place, monkeypatch, capability, said
+):
+    if capability:
+        with_gpus(monkeypatch).nvmlDeviceGetCudaComputeCapability = lambda _: capability
+    else:
+        monkeypatch.setattr(probe, "_initialised_nvml", lambda: None)
+
+    found = checked(Needs(kind="train", attention="flex", compiles=True), place)
+
+    assert said in found["flex"].sentence
+    assert found["flex"].ok == (capability == (9, 0))
+    assert found["flex"].ok or found["flex"].remedy.endswith("the attention kernel Fused (SDPA).")
+    assert "compiler" in found
+    assert "flex" not in checked(Needs(kind="train", attention="flash"), place)
+
+
 def test_a_processor_is_told_to_emulate_products_in_8_bit_floats(place, monkeypatch):
     monkeypatch.setattr(probe, "_initialised_nvml", lambda: None)
 

@@ -30,15 +30,22 @@ def needs_of(attempt: Attempt) -> Needs:
             "kind": attempt.job.kind,
             "weight_dtype": _dtype(spec),
             "compute_dtype": str(spec.get("compute_dtype") or ""),
+            "attention": str(spec.get("attention") or ""),
             "environment": environment_of(spec),
             "memory_bytes": int(peak.get("low") or peak.get("value") or 0),
             "model": model if model.get("source") in ON_DISK else None,
             "gpus": gpus,
             **_divided(spec.get("engine_options") or {}),
-            "compiles": bool(spec.get("compiled_step") or spec.get("compiled")),
+            "compiles": _compiles(spec),
             "ports": [port for port in (attempt.master_port, spec.get("port")) if port],
         }
     )
+
+
+def _compiles(spec: dict[str, Any]) -> bool:
+    """Return whether a job builds kernels as it starts."""
+    is_asked = spec.get("compiled_step") or spec.get("compiled")
+    return bool(is_asked or spec.get("attention") == "flex")
 
 
 def _divided(options: dict[str, Any]) -> dict[str, Any]:

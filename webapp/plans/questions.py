@@ -230,7 +230,7 @@ def _pins(draft: Draft, *, is_pool: bool) -> Strategy:
     if goal != "serve":
         pins.pop("disaggregated", None)
     values = draft["workload"][goal] if goal in TRAININGS else {}
-    if values.get("attention") in {"flash", "eager"}:
+    if values.get("attention") in {"flash", "eager", "flex"}:
         pins = {"attention": values["attention"], **pins}
     if values.get("products") == "fp8":
         pins = {"compute_dtype": "fp8", **pins}

@@ -106,7 +106,10 @@ def step_form(
     if slug == "workload":
         goal = draft["goal"]["goal"]
         if goal in TRAINING_FORMS:
-            bound["datasets"] = options.datasets
+            host = options.host_of(draft)
+            is_known = host is not None and host.kind != "virtual"
+            has_gpus = not is_known or bool(host and host.facts.get("gpus"))
+            bound |= {"datasets": options.datasets, "has_gpus": has_gpus}
         return WORKLOAD_FORMS[goal](initial=draft["workload"][goal], **bound)
     if slug == "hardware":
         pools = [pool for pool, _ in options.pools]

@@ -66,6 +66,13 @@ COMPRESSIONS = [
     ("sheared_llama", "Sheared LLaMA: a smaller shape by learnt masks, then trained on"),
     ("qmoe", "QMoE: ternary experts in an entropy code, for sparse models"),
 ]
+FLEX = ("flex", "By blocks (FlexAttention), for GPUs")
+ATTENTIONS = [
+    ("auto", "As suits the device"),
+    ("flash", "Fused (SDPA)"),
+    ("eager", "Separate products"),
+    FLEX,
+]
 CODE_BITS = [(str(bits), f"{bits} bits") for bits in (4, 3, 2, 8)]
 SPARSITIES = [
     ("50", "Half"),
@@ -184,11 +191,7 @@ class PretrainForm(DataForm):
     )
     attention = Option(
         "Attention kernel",
-        [
-            ("auto", "As suits the device"),
-            ("flash", "Fused (SDPA)"),
-            ("eager", "Separate products"),
-        ],
+        ATTENTIONS,
         "A fused one keeps no scores; on a CPU it is slower for short sequences",
     )
     products = Option(
@@ -242,6 +245,13 @@ class PretrainForm(DataForm):
         "On a loss spike",
         [("stop", "Stop; the last checkpoint stays"), ("skip", "Pass over the step")],
     )
+
+    def __init__(self, *args: Any, has_gpus: bool = True, **kwargs: Any) -> None:
+        """Offer attention by blocks where the host has GPUs, or a draft has it already."""
+        super().__init__(*args, **kwargs)
+        field = self.fields["attention"]
+        if isinstance(field, Option) and not has_gpus and self["attention"].value() != FLEX[0]:
+            field.choices = [each for each in ATTENTIONS if each != FLEX]
 
     def clean_sample_prompts(self) -> str:
         """Refuse more prompts, or longer ones, than a training continues."""

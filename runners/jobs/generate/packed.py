@@ -8,8 +8,7 @@ Source: Zhai et al. 2022 (ByteTransformer), arXiv:2210.03052, section III-D.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from runners.jobs.attention import attention
 from runners.jobs.runtime import BadInputError
 
 VARLEN = "slipway_varlen"
@@ -92,17 +92,6 @@ def packed_prefill(
         cache.update(keys, values, index)
     tokens: torch.Tensor = output.logits[0].argmax(dim=-1)
     return tokens
-
-
-@contextmanager
-def attention(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Let the model attend in another way while the block runs."""
-    before = str(model.config._attn_implementation)  # noqa: SLF001 - there is no other reader
-    model.set_attn_implementation(name)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 def _unpacked(row: torch.Tensor | None, bounds: Sequence[int]) -> torch.Tensor:

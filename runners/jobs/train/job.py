@@ -32,6 +32,7 @@ from runners.jobs.runtime import (
 )
 from runners.jobs.telemetry import job_telemetry
 from runners.jobs.tokenizer import TokenIds, demo_tokenizer, tokenized
+from runners.jobs.train.attending import JUDGED, attend
 from runners.jobs.train.classifying import classifier, read_labelled
 from runners.jobs.train.outcome import TRAINING, Prepared, finish
 from runners.jobs.train.quantized import quantize_for_training
@@ -75,6 +76,8 @@ def _train(job: Job, spec: TrainSpec, ranks: Ranks) -> tuple[Prepared, Peak] | N
     trainer.layout.synchronise()
     whole = trainer.layout.whole()
     if whole is not None:
+        if trainer.blocks is not None:
+            whole.set_attn_implementation(JUDGED)
         trainer.model = _widened(whole) if spec.compute_dtype == "fp8" else whole
         trainer.take_best_weights()
         if trainer.sampler is not None:
@@ -102,17 +105,13 @@ def _prepare(job: Job, spec: TrainSpec, ranks: Ranks) -> Prepared:
         model = classifier(job, spec, data.classes, tokenizer, device)
     else:
         model = _model(job, spec, tokenizer, device)
-    if spec.attention != "auto":
-        model.set_attn_implementation("sdpa" if spec.attention == "flash" else "eager")
-    elif device.type == "cpu":
-        # For short sequences the plain product was 20-45 % faster per step than torch's flash
-        # kernel for CPUs (192 wide, 4 layers, bf16, AVX-512).
-        model.set_attn_implementation("eager")
+    blocks = attend(model, spec.attention, device)
     if spec.quantized is not None:
         quantize_for_training(model, spec.quantized)
     weights = model_bytes(model)
     lora = _adapter(job, spec, model, device)
     trainer = Trainer(job, spec, model, data.batches, held_out, device, ranks, data.judged)
+    trainer.blocks = blocks
     if spec.text_samples is not None:
         prompts = prompts_of(spec.text_samples, tokenizer, data.judged, held_out)
         longest = spec.sequence_length

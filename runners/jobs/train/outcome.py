@@ -196,6 +196,8 @@ def _kernel_notes(trainer: Trainer) -> dict[str, str]:
     """Return which kernels were fused while it trained, and what compiling brought."""
     ways = {"sdpa": "torch's fused attention (SDPA)", "eager": "scores as separate products"}
     notes = {"attention": ways.get(trainer.attention, trainer.attention)}
+    if trainer.blocks is not None:
+        notes["attention"] = trainer.blocks.note()
     if isinstance(trainer.optimizer, torch.optim.AdamW):
         notes["optimizer"] = "AdamW, all of a weight's update in one kernel"
     if trainer.spec.compute_dtype == "fp8":

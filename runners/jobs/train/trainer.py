@@ -3,18 +3,20 @@
 import contextlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from transformers import PreTrainedModel
 
+from runners.jobs.attention import attention
 from runners.jobs.evaluation import evaluate
 from runners.jobs.live_bytes import activations_counted
 from runners.jobs.memory import optimizer_bytes, terms_held
 from runners.jobs.ranks import ALONE, Ranks
 from runners.jobs.runtime import BadInputError, Job
 from runners.jobs.tokenizer import TokenIds
+from runners.jobs.train.attending import JUDGED, BlockAttention
 from runners.jobs.train.batches import Batch, Batches
 from runners.jobs.train.best import BestWeights, JudgedStep
 from runners.jobs.train.checkpoint import TrainState
@@ -60,6 +62,7 @@ class Trainer:
         None  # what the data kept back; None: held-out text of the host
     )
     sampler: Sampler | None = None  # writes text on the way
+    blocks: BlockAttention | None = None  # where it attends by blocks
     state: TrainState = field(default_factory=TrainState)
     step_seconds: list[float] = field(default_factory=list)
     last_loss: float = math.nan
@@ -305,7 +308,7 @@ class Trainer:
         self.layout.synchronise()
         model = self.layout.whole()
         if model is not None:
-            with self.compiled.aside() if self.compiled else contextlib.nullcontext():
+            with self._aside(model):
                 found = self.validation(model)
             self.job.emitter.metric(found, step=self.state.step)
             self.patience.take(self.state, found["validation_loss"])
@@ -320,8 +323,18 @@ class Trainer:
             return
         model = self.layout.whole()
         if model is not None:
-            with self.compiled.aside() if self.compiled else contextlib.nullcontext():
+            with self._aside(model):
                 self.sampler.take(model, step)
+
+    @contextlib.contextmanager
+    def _aside(self, model: PreTrainedModel) -> Iterator[None]:
+        """Run the model as it will be loaded within the block: other shapes compile nothing."""
+        with contextlib.ExitStack() as ways:
+            if self.compiled is not None:
+                ways.enter_context(self.compiled.aside())
+            if self.blocks is not None:
+                ways.enter_context(attention(model, JUDGED))
+            yield
 
     def take_best_weights(self) -> None:
         """Judge the last weights too, and go back to the best ones; the lead asks, at the end."""

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from pydantic import ValidationError
 
-from runners.jobspec import BenchmarkSpec, FolderModel, ServeSpec
+from runners.jobspec import BenchmarkSpec, FolderModel, ServeSpec, TrainSpec
 from runners.preflight_messages import PreflightCheck
 from tests.webapp.conftest import GIB, claim, make_beat, make_job
 from webapp.core.clock import now
@@ -59,6 +59,16 @@ def test_a_model_on_the_hosts_disk_is_among_the_needs(team, alice, host):
     needs = needs_of(job.current_attempt)
 
     assert (needs.model, needs.weight_dtype) == (FolderModel(path="llama"), "int8")
+
+
+@pytest.mark.parametrize(("way", "compiles"), [("flex", True), ("flash", False)])
+def test_attention_by_blocks_is_among_the_needs_with_a_compiler(team, alice, host, way, compiles):
+    spec = TrainSpec(attention=way)
+    job = job_submit(job=make_job(team, alice, host, spec=spec), by="alice")
+
+    needs = needs_of(job.current_attempt)
+
+    assert (needs.attention, needs.compiles) == (way, compiles)
 
 
 def test_what_a_fit_host_found_stands_in_the_event_of_the_start(job):

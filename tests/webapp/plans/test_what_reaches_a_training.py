@@ -5,8 +5,11 @@ import pytest
 from planner.specs.strategy import OffloadSpec
 from runners.jobspec import FolderModel
 from runners.jobspec.training_memory import USUAL_LEARNING_RATES
+from tests.webapp.plans.test_serving import with_gpus
+from webapp.hosts.models import Host
 from webapp.plans.errors import DraftProblem
 from webapp.plans.launching import launch_of
+from webapp.plans.planning import plan_compute
 from webapp.plans.training import train_spec
 
 pytestmark = pytest.mark.django_db(databases="__all__")
@@ -94,6 +97,24 @@ def test_kernels_that_were_chosen_reach_plan_and_host(plan_of, way):
 
     assert (launch.spec.attention, launch.spec.compiled) == (way, True)
     assert launch.best.strategy.attention == ("eager" if way == "eager" else "flash")
+
+
+def test_attention_by_blocks_reaches_a_host_with_a_gpu_and_no_other(plan_of):
+    made = plan_of("pretrain", "demo")
+    made.draft["workload"]["pretrain"] |= {"attention": "flex"}
+    with pytest.raises(DraftProblem, match=r"no backward pass of FlexAttention on .*choose flash"):
+        launch_of(made)
+
+    with_gpus(Host.objects.get(pk=made.draft["hardware"]["choice"].removeprefix("host:")), 1)
+    launch = launch_of(made)
+
+    assert (launch.spec.attention, launch.best.strategy.attention) == ("flex", "flex")
+    assert any(
+        "no machine of ours has been measured with" in said for said in launch.best.warnings
+    )
+    made.draft["workload"]["pretrain"] |= {"attention": "auto"}
+    plan_compute(made)
+    assert launch_of(made).best.strategy.attention == "flash"
 
 
 def test_growing_lengths_reach_the_host_with_the_plans_tokens(plan_of):

@@ -304,6 +304,25 @@ def test_a_host_with_cards_is_offered_by_their_number_and_name(host):
 
 
 @pytest.mark.django_db
+@pytest.mark.parametrize("goal", ["pretrain", "finetune"])
+def test_attention_by_blocks_is_offered_where_the_host_has_a_gpu_or_a_draft_has_it(host, goal):
+    draft, options = draft_of(goal), Options(host.team, (host,), ())
+    draft["hardware"] |= {"choice": f"host:{host.pk}"}
+
+    def offered():
+        return "flex" in dict(step_form("workload", draft, options).fields["attention"].choices)
+
+    assert not offered()
+    host.facts["gpus"] = [{"index": 0}]
+    assert offered()
+    host.facts["gpus"] = []
+    draft["workload"][goal]["attention"] = "flex"
+    assert offered()
+    draft["workload"][goal]["attention"], draft["hardware"]["choice"] = "auto", "catalog"
+    assert offered()
+
+
+@pytest.mark.django_db
 def test_a_host_that_never_reported_is_offered_without_figures(host):
     host.facts, host.microbench = {}, {}
 

@@ -1,0 +1,17 @@
+"""Which of its registered ways a model attends in."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from transformers import PreTrainedModel
+
+
+@contextmanager
+def attention(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Let the model attend in another way while the block runs."""
+    before = str(model.config._attn_implementation)  # noqa: SLF001 - there is no other reader
+    model.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
