@@ -21,6 +21,7 @@ UNIT_FORMATS = {
     "flops_per_second": units.flops,
     "parameters": units.parameters,
     "share": units.share,
+    "count": units.count,
 }
 # Every tensor class of the planner is drawn as one of six terms, always in this order.
 TERMS = (

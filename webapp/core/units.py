@@ -136,6 +136,11 @@ def energy_of_a_token(value: float) -> Quantity:
     return Quantity(number(value), "J/token")
 
 
+def count(value: float) -> Quantity:
+    """Return how many there are, in whole numbers."""
+    return Quantity(whole(value), "")
+
+
 def duration(value: float) -> Quantity:
     """Return seconds in the unit that people use: ms, s, min, h or days."""
     if not math.isfinite(value):

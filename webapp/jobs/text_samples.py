@@ -1,8 +1,8 @@
 """Text that a training's weights wrote on the way, as its page shows it."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from itertools import groupby
+from typing import Any, NamedTuple
 
 from webapp.jobs.models import Artefact, Job
 
@@ -11,21 +11,25 @@ LONGEST = 2000  # characters of a text that are shown
 MOST_ROWS = 60
 
 
-@dataclass(frozen=True)
-class SampleRow:
-    """A prompt and its continuation by the weights of a step; ``is_final``: those that stay."""
+class Sample(NamedTuple):
+    """A prompt, and how the weights continued it."""
 
-    step: int
     prompt: str
     continuation: str
+
+
+class SampledStep(NamedTuple):
+    """What the weights of a step wrote; ``is_final``: those that stay."""
+
+    step: int
     is_final: bool
+    samples: tuple[Sample, ...]
 
 
-@dataclass(frozen=True)
-class Samples:
-    """The rows, newest step first, and how they were written."""
+class Samples(NamedTuple):
+    """The steps, newest first, and how their texts were written."""
 
-    rows: tuple[SampleRow, ...]
+    steps: tuple[SampledStep, ...]
     how: str
 
 
@@ -36,20 +40,29 @@ def samples_of(job: Job) -> Samples | None:
     """
     found = Artefact.objects.filter(attempt=job.current_attempt, name=NAME, kind="report").first()
     facts = found.facts if found and isinstance(found.facts, dict) else {}
-    rows = tuple(_rows(facts.get("samples")))[-MOST_ROWS:]
+    said = facts.get("samples")
+    rows = [each for each in said if _is_sample(each)] if isinstance(said, list) else []
+    steps = [
+        SampledStep(step, is_final, tuple(map(_sample, own)))
+        for (step, is_final), own in groupby(rows[-MOST_ROWS:], _written_by)
+    ]
     how = facts.get("how")
-    return Samples(rows[::-1], _text(how) if isinstance(how, str) else "") if rows else None
+    return (
+        Samples(tuple(steps[::-1]), _text(how) if isinstance(how, str) else "") if rows else None
+    )
 
 
-def _rows(samples: object) -> Iterator[SampleRow]:
-    for each in samples if isinstance(samples, list) else ():
-        if not isinstance(each, Mapping) or not _is_sample(each):
-            continue
-        texts = _text(each["prompt"]), _text(each["continuation"])
-        yield SampleRow(each["step"], *texts, is_final=each.get("is_final") is True)
+def _written_by(row: Mapping[str, Any]) -> tuple[int, bool]:
+    return row["step"], row.get("is_final") is True
 
 
-def _is_sample(each: Mapping[str, Any]) -> bool:
+def _sample(row: Mapping[str, Any]) -> Sample:
+    return Sample(_text(row["prompt"]), _text(row["continuation"]))
+
+
+def _is_sample(each: object) -> bool:
+    if not isinstance(each, Mapping):
+        return False
     is_step = isinstance(each.get("step"), int) and not isinstance(each["step"], bool)
     return is_step and all(isinstance(each.get(key), str) for key in ("prompt", "continuation"))
 

@@ -42,7 +42,7 @@ class DataForm(MixtureForm):
     dataset = forms.ChoiceField(label="Uploaded file", required=False)
     rows = forms.ChoiceField(
         label="Short samples",
-        choices=[("packed", "Share a row, unseen by each other"), ("padded", "One a row, padded")],
+        choices=[("packed", "Share a row, kept apart"), ("padded", "One a row, padded")],
         required=False,
     )
     too_long = forms.ChoiceField(

@@ -3,9 +3,9 @@
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 from django import forms
 from django.core.files.uploadedfile import UploadedFile
@@ -181,11 +181,19 @@ def model_ids() -> tuple[str, ...]:
 FINER = (Option, OptionalText)
 
 
+class FinerGroup(NamedTuple):
+    """Finer choices that belong together; without a title where a step has no groups."""
+
+    title: str
+    fields: list[forms.BoundField]
+
+
 class StepForm(forms.Form):
     """A step of the wizard: no colon after labels, errors linked to their fields by Django."""
 
     use_required_attribute = False
     data_names: tuple[str, ...] = ()  # fields that the step shows apart from the others
+    finer_titles: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # title -> finer choices below it
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("label_suffix", "")
@@ -199,7 +207,17 @@ class StepForm(forms.Form):
     @property
     def finer_fields(self) -> list[forms.BoundField]:
         """Return what most leave alone; the step shows it folded."""
-        return [each for each in self._own_fields() if isinstance(each.field, FINER)]
+        return [each for group in self.finer_groups for each in group.fields]
+
+    @property
+    def finer_groups(self) -> list[FinerGroup]:
+        """Return the finer choices below their titles; those without one come last."""
+        left = {each.name: each for each in self._own_fields() if isinstance(each.field, FINER)}
+        titled = [
+            FinerGroup(title, [left.pop(name) for name in names])
+            for title, names in self.finer_titles.items()
+        ]
+        return [*titled, FinerGroup("", list(left.values()))] if left else titled
 
     @property
     def finer_words(self) -> str:

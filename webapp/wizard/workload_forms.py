@@ -1,6 +1,6 @@
 """How much work it is: one form per goal; what they clean is what the draft stores."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from django import forms
 
@@ -153,6 +153,12 @@ class GenerateForm(StepForm):
 class PretrainForm(DataForm):
     """A training run: how long the text pieces are, how many at once, for how long."""
 
+    finer_titles: ClassVar = {
+        "Memory": ("activation_offload", "optimizer_offload", "checkpoint_writing"),
+        "Kernels and numbers": ("attention", "products", "training_step", "rounding"),
+        "Course of the run": ("lengths", "early_stop", "on_spike"),
+        "What it shows and leaves": ("exported_weights", "text_samples", "sample_prompts"),
+    }
     sequence_length = WholeNumber("Sequence length", 8, 1_000_000, "Tokens in one piece of text")
     global_batch_size = WholeNumber("Batch size", 1, 100_000, "Pieces of text in one step")
     optimizer = forms.ChoiceField(label="Optimiser", choices=OPTIMIZERS)
@@ -180,9 +186,9 @@ class PretrainForm(DataForm):
         "Sequence length schedule",
         [
             ("fixed", "Constant"),
-            ("grow", "Growing from an eighth of it (GrowLength)"),
+            ("grow", "Growing (GrowLength)"),
         ],
-        "Growing needs a number of tokens, of which each of four lengths gets a quarter",
+        "From an eighth of it, in four lengths of a quarter of the tokens each; give their number",
     )
     rounding = Option(
         "Quantisation-aware training",
@@ -208,20 +214,20 @@ class PretrainForm(DataForm):
         "Stop early",
         [
             ("never", "No"),
-            ("2", "After two validations without gain"),
-            ("3", "After three validations without gain"),
+            ("2", "After two without gain"),
+            ("3", "After three without gain"),
         ],
-        "There are eight in a run",
+        "A run has eight validations",
     )
     exported_weights = Option(
         "Weights that it leaves",
-        [("best", "Those with the lowest held-out loss"), ("last", "The last step's")],
+        [("best", "Lowest held-out loss"), ("last", "The last step's")],
         "Judged eight times in a run; the best ones lie on the host's disk meanwhile",
     )
     checkpoint_writing = Option(
         "Checkpoints",
         [
-            ("auto", "Beside the steps on GPUs, else in a step"),
+            ("auto", "Beside steps on GPUs"),
             ("background", "Written beside the steps"),
             ("in_step", "Written in a step"),
         ],

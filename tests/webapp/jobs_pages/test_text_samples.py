@@ -40,10 +40,21 @@ def test_a_running_training_shows_step_prompt_and_continuation_newest_first(
         text = page(running, alice, is_live=is_live)
         card = text[text.index('id="samples-title"') :]
         assert card.index(whole(1200)) < card.index("Twice") < card.index("Once")
-        assert '<td class="written"> over\nand over</td>' in card
+        assert '<p class="written"><b>Twice</b> over\nand over</p>' in card
         assert HOW in card
     report(announced([said(100), said(1200), said(1300, continuation="")]))
     assert "nothing: the text ended there" in page(running, alice)
+
+
+def test_prompts_of_a_step_stand_below_it_in_their_order(running, report):
+    report(announced([said(20, "a"), said(20, "b"), said(40, "a"), said(40, "b"), said(40, "c")]))
+
+    found = samples_of(running)
+
+    assert [(each.step, [sample.prompt for sample in each.samples]) for each in found.steps] == [
+        (40, ["a", "b", "c"]),
+        (20, ["a", "b"]),
+    ]
 
 
 def test_text_is_shown_as_text(running, report, alice):
@@ -63,10 +74,9 @@ def test_a_long_text_is_cut_and_many_rows_keep_the_newest(running, report, alice
     found = samples_of(running)
 
     assert found is not None
-    assert len(found.rows) == MOST_ROWS
-    assert found.rows[0].step == 199
-    assert found.rows[0].prompt == "p" * LONGEST + "\N{HORIZONTAL ELLIPSIS}"
-    assert re.search(r"p{2000}…</td>", page(running, alice))
+    assert [each.step for each in found.steps] == list(range(199, 199 - MOST_ROWS, -1))
+    assert found.steps[0].samples[0].prompt == "p" * LONGEST + "\N{HORIZONTAL ELLIPSIS}"
+    assert re.search(r"p{2000}…</b>", page(running, alice))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +110,7 @@ def test_a_finished_training_says_which_weights_stay(running, report, alice):
     text = page(running, alice)
 
     assert text.count("the weights it leaves") == 1
-    assert [each.is_final for each in samples_of(running).rows] == [True, False, False]
+    assert [each.is_final for each in samples_of(running).steps] == [True, False, False]
     assert (
         "samples.json" in client_of(alice).get(f"/jobs/{running.pk}/artefacts/").content.decode()
     )
