@@ -38,6 +38,35 @@ def sharded_state_bytes(
 
 
 @equation(
+    "C = n · (B_w + B_s) · (p + g)",
+    unit="B",
+    symbols={
+        "parameters": "n",
+        "weight_bytes_per_element": "B_w",
+        "state_bytes_per_element": "B_s",
+        "parts_share": "p",
+        "gathered_share": "g",
+    },
+    source="Mohan et al. 2021 (CheckFreq), FAST, section 4: a snapshot in memory, then written",
+)
+def checkpoint_copy_bytes(
+    *,
+    parameters: Quantity,
+    weight_bytes_per_element: Quantity,
+    state_bytes_per_element: Quantity,
+    parts_share: Quantity,
+    gathered_share: Quantity,
+) -> Quantity:
+    """Return the bytes of a copy of what a checkpoint writes: trained weights and their states.
+
+    ``parts_share`` of it are the ranks' parts that lie in the memory that is asked about, and
+    ``gathered_share`` is 1 where the first rank gathers the whole beside them.
+    """
+    each = weight_bytes_per_element + state_bytes_per_element
+    return parameters * each * (parts_share + gathered_share)
+
+
+@equation(
     "n_lora = L · r · (inputs + outputs)",
     unit="parameters",
     symbols={"num_layers": "L", "rank": "r", "widths": "inputs + outputs"},

@@ -106,6 +106,9 @@ class Strategy(SparseSpec):
     packed: bool | None = Field(default=None, description="short samples share a row")
     gradient_compression_ratio: Annotated[float, Field(ge=1.0)] | None = None
     synchronization_interval_steps: PositiveInt | None = None
+    checkpoint_writing: Literal["background", "in_step"] | None = Field(
+        default=None, description="beside the steps, from a copy in host memory, or in them"
+    )
     offload: OffloadSpec | None = None
     max_batch_tokens: NonNegativeInt | None = None
     chunked_prefill: bool | None = None

@@ -182,7 +182,7 @@ def _tier_warnings(setting: Setting, outcome: Outcome) -> tuple[str, ...]:
     """Return a warning for each tier that does not hold what was offloaded to it."""
     cluster, memory = setting.cluster, outcome.memory
     tiers = (
-        ("offloading", "host memory", memory.host_bytes, cluster.host_memory_bytes),
+        ("what lies off the devices", "host memory", memory.host_bytes, cluster.host_memory_bytes),
         ("the job", "disk", memory.disk_bytes, cluster.disk_capacity_bytes),
     )
     found = []

@@ -46,6 +46,7 @@ SERVING_ONLY = {
 TRAINING_ONLY = {
     "virtual_pipeline_size": "interleaved pipelines, which training uses",
     "zero_shard_size": "sharded states, which training uses",
+    "checkpoint_writing": "checkpoints, which training writes",
 }
 # An engine's way of counting ranks may differ from ours: the answer repeats ours.
 LAYOUT_FIELDS = ("data_parallel_size", "tensor_parallel_size", "attention_data_parallel_size")

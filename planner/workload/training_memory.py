@@ -15,6 +15,7 @@ from planner.cost.training_states import (
 )
 from planner.cost.weights import alike_stages, stage_vocabulary
 from planner.specs.workload import TrainWorkload
+from planner.workload.checkpoint_copy import device_copy_bytes, host_copy_bytes
 from planner.workload.inference_memory import stage_weight_bytes, usable_bytes
 from planner.workload.setting import Setting
 from planner.workload.spare_blocks import given_back, training_overhead, without_spare
@@ -53,6 +54,7 @@ def training_memory(setting: Setting, ledger: Ledger, workload: TrainWorkload) -
         fullest = max(costed, key=lambda index: stages[index].peak_bytes)
         stages[fullest] = _Stage(setting, ledger, workload, fullest).memory()
     host_bytes, disk_bytes = _bytes_away(setting, workload, alike)
+    host_bytes = host_bytes + host_copy_bytes(setting, ledger, workload)
     return MemoryUse(
         stages=tuple(stages),
         capacity_bytes=setting.device.memory_bytes,
@@ -145,6 +147,7 @@ class _Stage:
         states = sum(held.values()) - self._extra()
         held["runtime_overhead"] = training_overhead(setting.engine, states) * factor
         copies = self.autocast_copies()
+        copies = copies + self._checkpoint_copy()
         working = copies + self.gathered_weights(weights) + self._unexchanged(gradients)
         moments = [
             {"activations": (kept + loss) * factor, "buffers": working},
@@ -180,6 +183,12 @@ class _Stage:
         if not each or optimizer_of(self.workload) != "adamw":
             return 0.0
         return self._state("Copies while updating", "buffers", each, self._shards(1))
+
+    def _checkpoint_copy(self) -> float:
+        """Return what is written beside the steps, on the first rank, which gathers it."""
+        if self.index:
+            return 0.0
+        return device_copy_bytes(self.setting, self.ledger, self.workload)
 
     def _extra(self) -> float:
         """Return what measurements add to the states: no allocator's block is behind it."""

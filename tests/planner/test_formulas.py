@@ -97,6 +97,32 @@ def test_causal_pairs_equal_counting_them(sequence, window):
     assert float(compute.causal_pairs(sequence, window)) == counted
 
 
+@given(document=st.integers(1, 3000), block=st.sampled_from([16, 128]))
+def test_blocks_of_packed_rows_equal_counting_where_the_document_before_began(document, block):
+    row = 64 * block
+    before = sum(-(-offset // block) for offset in range(document)) / document
+    counted = 64 * block**2 * min(65 / 2, 1 + before)
+
+    found = compute.block_pairs(row_tokens=row, document_tokens=document, block_tokens=block)
+    assert float(found) == pytest.approx(counted)
+    assert float(found) >= float(compute.causal_pairs(min(document, row)))
+
+
+def test_a_checkpoints_copy_by_hand():
+    alone, gathered = (
+        training_states.checkpoint_copy_bytes(
+            parameters=1e6,
+            weight_bytes_per_element=4,
+            state_bytes_per_element=8,
+            parts_share=share,
+            gathered_share=gathers,
+        )
+        for share, gathers in ((1, 0), (0.5, 1))
+    )
+
+    assert (alone, gathered) == (12e6, 18e6)
+
+
 def test_a_ledger_writes_down_the_equation_with_its_values():
     ledger = Ledger()
 

@@ -232,6 +232,8 @@ def _pins(draft: Draft, *, is_pool: bool) -> Strategy:
     values = draft["workload"][goal] if goal in TRAININGS else {}
     if values.get("attention") in {"flash", "eager", "flex"}:
         pins = {"attention": values["attention"], **pins}
+    if values.get("checkpoint_writing") in {"background", "in_step"}:
+        pins = {"checkpoint_writing": values["checkpoint_writing"], **pins}
     if values.get("products") == "fp8":
         pins = {"compute_dtype": "fp8", **pins}
     if is_pool and goal in TRAININGS:

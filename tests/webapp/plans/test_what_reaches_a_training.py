@@ -146,8 +146,17 @@ def test_how_checkpoints_are_written_and_which_weights_stay_is_a_choice(plan_of,
 
     assert (usual.checkpoint_writing, usual.keep_best) == ("auto", True)
     assert (other.checkpoint_writing, other.keep_best) == ("in_step", False)
+    plan_compute(made)
+    peaks = [launch_of(made).best.memory]
+    made.draft["workload"][goal] |= {"checkpoint_writing": "background"}
+    plan_compute(made)
+    peaks.append(launch_of(made).best.memory)
+    assert peaks[1].per_device_peak_bytes - peaks[0].per_device_peak_bytes == pytest.approx(
+        peaks[0].breakdown_bytes["weights"] * 3, rel=0.05
+    )
     for name in asked:  # an older draft has neither
         del made.draft["workload"][goal][name]
+    plan_compute(made)
     assert launch_of(made).spec == usual
 
 

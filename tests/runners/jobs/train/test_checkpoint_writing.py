@@ -8,11 +8,14 @@ import pytest
 import safetensors.torch
 import torch
 
+from planner.api import estimate
+from planner.specs.estimate import EstimateRequest
 from runners.jobs.events import read_events
 from runners.jobs.train import checkpoint_writing
 from runners.jobs.train.checkpoint import Saved, TrainState, checkpoints, read_latest
 from runners.jobs.train.checkpoint_writing import CheckpointWriter, Staged
-from tests.runners.jobs.harness import tiny_training
+from tests.planner.asking import CPU
+from tests.runners.jobs.harness import TINY_CONFIG, tiny_training
 from tests.runners.jobs.train.forked import EXIT_LOST, run_script
 from tests.runners.jobs.train.slowed import CASES, FROM_THE_START, SLOW_STEPS, STEPS
 from tests.runners.jobs.train.training import stop_at, tiny_trainer
@@ -133,6 +136,30 @@ def test_steps_wait_for_the_copy_alone(make_job, events_path, slow_disk, how):
     states = sum(each.nbytes for each in trainer.model.parameters()) * 3
     assert last["checkpoint_copy_bytes"] == (pytest.approx(states, rel=0.01) if beside else 0)
     assert ("beside the steps" in trainer.writer.note()) == beside
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "method", "near"),
+    [("adamw", "full", 0.01), ("lion", "full", 0.01), ("qft", "qft", 0.1)],  # scales of rows of 64
+)
+def test_the_copy_takes_what_is_planned(make_job, optimizer, method, near):
+    """The plan has the term on a processor where the copy lies beside the states."""
+    beside = {"checkpoint_every_seconds": 1e-6, "checkpoint_writing": "background"}
+    trainer = tiny_trainer(make_job(tiny_training(max_steps=4, optimizer=optimizer, **beside)))
+    trainer.run()
+    request = {
+        "model": TINY_CONFIG,
+        "cluster": {"device": CPU},
+        "workload": {
+            "kind": "train", "sequence_length": 64, "global_batch_size": 4, "method": method,
+            "optimizer": None if method == "qft" else optimizer,
+        },
+        "strategy": {"compute_dtype": "fp32", "checkpoint_writing": "background"},
+    }  # fmt: skip
+    planned = estimate(EstimateRequest.model_validate(request))
+    (term,) = (each for each in planned.terms if each.name.startswith("Copy of a checkpoint"))
+
+    assert trainer.writer.copied_bytes == pytest.approx(term.value, rel=near)
 
 
 @pytest.mark.parametrize(
