@@ -1,5 +1,6 @@
 """Text that a training's weights wrote on the way, as its page shows it."""
 
+import re
 from collections.abc import Mapping
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from webapp.jobs.models import Artefact, Job
 NAME = "samples"
 LONGEST = 2000  # characters of a text that are shown
 MOST_ROWS = 60
+BLANK_LINES = re.compile(r"\n{4,}")  # what an untaught model may write and nothing else
 
 
 class Sample(NamedTuple):
@@ -68,4 +70,5 @@ def _is_sample(each: object) -> bool:
 
 
 def _text(said: str) -> str:
+    said = BLANK_LINES.sub(lambda run: f"\n↵ \N{MULTIPLICATION SIGN} {len(run[0])}\n", said)
     return said if len(said) <= LONGEST else f"{said[:LONGEST]}\N{HORIZONTAL ELLIPSIS}"

@@ -57,6 +57,20 @@ def test_prompts_of_a_step_stand_below_it_in_their_order(running, report):
     ]
 
 
+def test_many_empty_lines_are_counted_and_few_are_shown(running, report):
+    report(
+        announced([said(1, "a", "\n" * 48), said(1, "b", "x\n\n\ny"), said(1, "c", "\n\n\n\nz")])
+    )
+
+    (step,) = samples_of(running).steps
+
+    assert [each.continuation for each in step.samples] == [
+        "\n↵ \N{MULTIPLICATION SIGN} 48\n",
+        "x\n\n\ny",
+        "\n↵ \N{MULTIPLICATION SIGN} 4\nz",
+    ]
+
+
 def test_text_is_shown_as_text(running, report, alice):
     script = "<script>alert(1)</script>"
     report(announced([said(1, script, f"{script}\u202e\x00{{{{ 7 }}}}")], how=script))
