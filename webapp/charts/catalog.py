@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 _GPU_MEMORY = re.compile(r"gpu(\d+)_memory_bytes")
 _GPU_BUSY = re.compile(r"gpu(\d+)_utilization")
+_MESSAGES = re.compile(r"(exposed_)?communication(?:_(\w+))?_ratio")
 
 
 @dataclass(frozen=True)
@@ -144,8 +145,21 @@ def charts_for(
     return charts
 
 
+def _message_chart(metric: str, *, is_exposed: bool, part: str) -> ChartSpec:
+    """Return a chart of the share of a step in which messages between ranks pass.
+
+    ``part``: of one kind, or along one axis; empty: all. A plan foresees all that nothing hides.
+    """
+    title = "Communication that nothing hides" if is_exposed else "Communication in a step"
+    named = f"{title}: {part.replace('_', ' ')}" if part else title
+    predicted = metric if is_exposed and not part else ""
+    return ChartSpec(metric, named, "ratio", "%", metric, 100.0, predicted)
+
+
 def _plain(metric: str) -> ChartSpec:
     """Return a chart for a metric that the catalog does not know by name."""
+    if found := _MESSAGES.fullmatch(metric):
+        return _message_chart(metric, is_exposed=bool(found[1]), part=found[2] or "")
     for suffix, unit, axis, scale in _UNITS_BY_SUFFIX:
         if metric.endswith(suffix):
             title = metric.removesuffix(suffix).replace("_", " ").capitalize()

@@ -34,6 +34,7 @@ FIGURES: dict[str, tuple[str, str]] = {  # metric -> label, base unit
     "step_seconds": ("Step time", "seconds"),
     "mfu": ("Model FLOP utilisation", "share"),
     "communication_ratio": ("Communication in a step", "share"),
+    "exposed_communication_ratio": ("Communication that nothing hides", "share"),
     "prefill_seconds": ("Prefill time", "seconds"),
     "decode_step_seconds": ("Time per decoded token", "seconds"),
     "ttft_seconds": ("Time to first token", "seconds"),
@@ -90,7 +91,8 @@ UNPREDICTED = {
     "trainable_parameters", "optimizer_bytes",
     "accuracy", "f1", "data_classes",
     "data_perplexity", "data_loss", "data_documents", "data_held_out", "data_tokens",
-    "checkpoint_wait_seconds", "checkpoint_copy_bytes", "exported_step", "communication_ratio",
+    "checkpoint_wait_seconds", "checkpoint_copy_bytes", "exported_step",
+    "communication_ratio", "exposed_communication_ratio",
     "data_cut", "data_left_out", "padding_share", "label_share", "tasks_seconds", *ENERGY,
 }  # fmt: skip
 # The figure that stands for a job in the list, best first.

@@ -88,9 +88,12 @@ def prediction_of(
 
 
 def _communication(best: PlannedStrategy) -> dict[str, dict[str, Any]]:
-    """Return the share of a step that messages take by the plan; nothing where none pass."""
+    """Return the share of a step that messages take by the plan; nothing where none pass.
+
+    A plan counts what computing does not hide, and is held to that alone.
+    """
     ratio = best.performance.communication_ratio
-    return {"communication_ratio": _exactly(ratio, "share")} if ratio else {}
+    return {"exposed_communication_ratio": _exactly(ratio, "share")} if ratio else {}
 
 
 def _placed(policy: PolicyOffload, best: PlannedStrategy) -> dict[str, dict[str, Any]]:

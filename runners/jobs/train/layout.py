@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
@@ -76,6 +77,9 @@ class Layout(Protocol):
 
     def figures(self) -> dict[str, float]:
         """Return what shares of the last step went to what, where that is known."""
+
+    def axes_of_groups(self) -> dict[str, str]:
+        """Return along which axis the messages of each group go, by the group's name."""
 
     def whole(self) -> PreTrainedModel | None:
         """Return the whole model on the lead; every rank calls it."""
@@ -168,6 +172,10 @@ class Replicas:
     def figures(self) -> dict[str, float]:
         """Return nothing: the exchange runs beside the backward pass."""
         return {}
+
+    def axes_of_groups(self) -> dict[str, str]:
+        """Return that all messages are those of copies."""
+        return {str(dist.group.WORLD.group_name): "data"} if dist.group.WORLD else {}
 
     def whole(self) -> PreTrainedModel | None:
         """Return the model on the lead."""

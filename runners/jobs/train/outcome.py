@@ -181,8 +181,7 @@ def _course_notes(trainer: Trainer) -> dict[str, str]:
         notes["ranks"] = _ranks_note(trainer)
     if trainer.writer.num_written:
         notes["checkpoint_wait_seconds"] = trainer.writer.note()
-    if trainer.watch.figures():
-        notes["communication_ratio"] = trainer.watch.note()
+    notes |= trainer.watch.notes()
     if trainer.best.exported is not None:
         notes["exported_step"] = f"the weights are {trainer.best.note()}"
     if trainer.is_over:

@@ -99,7 +99,7 @@ class Trainer:
         self.scale = LossScale() if spec.compute_dtype == "fp16" else None
         self.patience = Patience(spec.early_stop_validations)
         self.best = BestWeights(self.job.checkpoint_dir)
-        self.watch = MessagesWatch(self.ranks)
+        self.watch = MessagesWatch(self.ranks, self.layout.axes_of_groups)
         self.writer = CheckpointWriter(self.job.checkpoint_dir, spec.keep_checkpoints)
         self._data_seconds = 0.0  # of the step under way
         self._next_metric_at = 0.0

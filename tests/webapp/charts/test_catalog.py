@@ -42,6 +42,33 @@ def test_no_metric_is_drawn_twice():
     assert len(drawn) == len(set(drawn))
 
 
+def test_messages_are_drawn_in_percent_and_the_plan_beside_what_nothing_hides():
+    metrics = [
+        f"{first}communication{part}_ratio"
+        for first in ("", "exposed_")
+        for part in ("", "_data", "_all_reduce")
+    ]
+
+    drawn = {each.metric: each for each in charts_for("train", metrics, is_complete=True)}
+    found = {metric: (drawn[metric].title, drawn[metric].predicted) for metric in metrics}
+
+    assert all((drawn[each].unit, drawn[each].scale) == ("ratio", 100.0) for each in metrics)
+    assert found == {
+        "communication_ratio": ("Communication in a step", ""),
+        "communication_data_ratio": ("Communication in a step: data", ""),
+        "communication_all_reduce_ratio": ("Communication in a step: all reduce", ""),
+        "exposed_communication_ratio": (
+            "Communication that nothing hides",
+            "exposed_communication_ratio",
+        ),
+        "exposed_communication_data_ratio": ("Communication that nothing hides: data", ""),
+        "exposed_communication_all_reduce_ratio": (
+            "Communication that nothing hides: all reduce",
+            "",
+        ),
+    }
+
+
 def test_an_unknown_metric_takes_its_unit_from_its_name():
     chart = charts_for("train", ["queue_seconds"], is_complete=True)[-1]
     assert (chart.unit, chart.title) == ("seconds", "Queue")

@@ -239,6 +239,26 @@ def test_the_final_figure_counts_before_the_result_and_that_before_the_points(
     assert shown.measured == measured
 
 
+def test_a_plans_messages_are_held_to_those_that_nothing_hides():
+    planned = {"value": 0.1, "low": None, "high": None, "unit": "share"}
+    said = figures.predictions(job_of(prediction={"exposed_communication_ratio": planned}))
+    job = job_of(
+        prediction={"exposed_communication_ratio": planned},
+        result={
+            "measured": {"communication_ratio": 0.5, "exposed_communication_ratio": 0.2},
+            "notes": {"exposed_communication_ratio": "a thread waited, by torch's profiler"},
+        },
+    )
+
+    total, exposed = figures.compared(job, [], {})
+
+    assert said.keys() == {"exposed_communication_ratio"}
+    assert (total.measured, total.predicted, total.ratio) == (0.5, None, None)
+    assert (exposed.measured, exposed.predicted, exposed.ratio) == (0.2, 0.1, 2.0)
+    assert exposed.how == "a thread waited, by torch's profiler"
+    assert exposed.figure.note == f"measured · predicted 10.0{NBSP}%"
+
+
 def test_figures_stand_in_a_fixed_order():
     job = job_of(
         prediction={"peak_memory_bytes": SAID, "tokens_per_second": SAID},

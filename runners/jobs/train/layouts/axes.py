@@ -81,12 +81,14 @@ class Axes:
             options.tensor_parallel_size,
         )
         self.mesh: DeviceMesh = init_device_mesh(device_type, shape, mesh_dim_names=AXES)
-        self.copies = self._group(lambda at: (at.pipeline, at.tensor))
-        self.context = self._group(lambda at: (at.pipeline, at.tensor, at.data))
+        self.named = self._mesh_named()  # the axis of each group, by the group's name
+        self.copies = self._group("data", lambda at: (at.pipeline, at.tensor))
+        self.context = self._group("context", lambda at: (at.pipeline, at.tensor, at.data))
         self.experts = self._group(
-            lambda at: (at.pipeline, at.context, at.data // options.expert_parallel_size)
+            "expert",
+            lambda at: (at.pipeline, at.context, at.data // options.expert_parallel_size),
         )
-        self.expert_copies = self._group(lambda at: (at.pipeline, at.expert))
+        self.expert_copies = self._group("data", lambda at: (at.pipeline, at.expert))
 
     @property
     def num_copies(self) -> int:
@@ -107,10 +109,23 @@ class Axes:
             "pipeline": lambda at: (at.replicate, at.shard, at.tensor),
             "context": lambda at: (at.pipeline, at.tensor, at.data),
         }
-        return self._group(keys[axis], timedelta(seconds=patience_seconds))
+        return self._group(axis, keys[axis], timedelta(seconds=patience_seconds))
+
+    def _mesh_named(self) -> dict[str, str]:
+        """Return the axes of the mesh's groups; one of all ranks also carries what they agree on.
+
+        torch makes no second group of all ranks on processors.
+        """
+        everyone = dist.group.WORLD
+        found = {str(everyone.group_name): "agreement"} if everyone else {}
+        words = {"replicate": "data", "shard": "data"}
+        for axis, size in zip(AXES, self.mesh.shape, strict=True):
+            if size > 1:
+                found[str(self.along(axis).group_name)] = words.get(axis, axis)
+        return found
 
     def _group(
-        self, key: Callable[[Place], Hashable], timeout: timedelta | None = None
+        self, axis: str, key: Callable[[Place], Hashable], timeout: timedelta | None = None
     ) -> dist.ProcessGroup | None:
         """Return the group of the ranks that have this one's key; None where it is alone."""
         groups: dict[Hashable, list[int]] = {}
@@ -121,4 +136,6 @@ class Axes:
         made: dict[Hashable, dist.ProcessGroup] = {
             each: dist.new_group(members, timeout=timeout) for each, members in groups.items()
         }
-        return made[key(self.here)]
+        own = made[key(self.here)]
+        self.named[str(own.group_name)] = axis
+        return own

@@ -172,6 +172,10 @@ class Divided:
             found["pipeline_idle_ratio"] = self._pipeline.idle_ratio
         return found
 
+    def axes_of_groups(self) -> dict[str, str]:
+        """Return along which axis the messages of each group go, by the group's name."""
+        return self._axes.named
+
     def weight_bytes(self) -> int:
         """Return the bytes of the weights on this rank, between steps."""
         return self._states.weight_bytes()
