@@ -195,6 +195,7 @@ class _Step:
         kernels = self.kernels
         products, attention = kernels.products(), kernels.attention_flops()
         memory = kernels.elementwise() + kernels.operands() + kernels.scores() + kernels.casts()
+        memory = memory + kernels.rounding()
         compute = products.seconds + attention.seconds
         if self.setting.on_shared_processor:
             compute, memory = (each * self._unevenness_hidden for each in (compute, memory))

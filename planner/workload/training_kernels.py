@@ -15,7 +15,7 @@ from planner.cost.training_states import lora_widths
 from planner.specs.layers import LayerGroup, RecurrentLayers
 from planner.specs.workload import TrainWorkload
 from planner.workload.forward import elementwise_bytes
-from planner.workload.rates import Rates
+from planner.workload.rates import Rates, emulates_narrow_products
 from planner.workload.setting import Setting, compute_dtype_of
 from planner.workload.training_exchange import GROUP, step_line
 from planner.workload.training_methods import ADAPTER_METHODS, adapts_every_matrix, filled_ratio
@@ -40,6 +40,17 @@ TENSOR_CORE_ELEMENTS = 8
 MISALIGNED_SLOWDOWN = 8.0
 # A narrow product reads 16 bits, writes its own format and that transposed for the backward pass.
 CAST_BYTES = 4
+# Emulated, an operand goes through memory in nine operators: its magnitudes are written (2 + 2
+# bytes an element) and read (2), it is widened (2 + 4), scaled (8), clipped (8) and narrowed (5),
+# and for the product widened (5) and scaled back (8); the weights' four bytes come to the same.
+# A product's result is narrowed again, half an operand's each (6 / 2).
+# Source: torchao 0.18, float8_training_tensor.py, float8_utils.py, float8_ops.py.
+ROUNDING_BYTES = 49
+ROUNDINGS = 2
+# Widening e4m3 alone takes 1.7 of the 2.5 ns that the operators take an element on two cores that
+# stream 66 GB/s, where 49 bytes take 0.74. The demo's step then is planned at 2.3 times bf16's. On
+# two cores of an AMD EPYC it took 2.3 times as long, and 2.5 times with other work beside it.
+ROUNDING_EFFICIENCY = 0.3
 # Sorting tokens by expert copies them there and back, and back again for the gradients.
 SORTING_TRIPS = 4
 # An adapter drops out its input, reads it, writes its result and adds it to the product's.
@@ -286,6 +297,22 @@ class Kernels:
         widths = operand_width(self.setting.model, self.setting.layout.tensor) * self.pace.layers
         moved = CAST_BYTES * self.tokens * widths * (1 + self.recomputed / 2)
         return self._memory("Casting to narrow formats", "casts", moved)
+
+    def rounding(self) -> float:
+        """Cost rounding the operands of products in 8-bit floats that no unit takes in.
+
+        Each matrix rounds its inputs, itself and its outputs' gradients, in two of its three
+        products each; what runs again rounds inputs and matrices once more.
+        """
+        setting = self.setting
+        computed = compute_dtype_of(setting)
+        if not emulates_narrow_products(setting.engine, setting.device, computed):
+            return 0.0
+        widths = lora_widths(setting.model) * self.pace.layers
+        operands = self.tokens * widths + self.dense * self.layer_share
+        moved = ROUNDING_BYTES * ROUNDINGS * operands * (1 + self.recomputed / 3)
+        name = "Rounding operands to 8-bit floats"
+        return self._memory(name, "rounding", moved, ROUNDING_EFFICIENCY)
 
     def scores(self) -> float:
         """Cost the scores and probabilities that unfused attention writes and reads again."""

@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torchao.float8.float8_linear import Float8Linear
+from torchao.float8.float8_training_tensor import Float8TrainingTensor
 
+from planner.workload.training_kernels import ROUNDING_BYTES, ROUNDINGS
 from runners.jobs.loading import demo_config, fresh_model
 from runners.jobs.ranks import ALONE
 from runners.jobs.runtime import BadInputError
@@ -86,6 +90,50 @@ def test_products_round_their_operands_and_are_judged_unrounded():
     far = (rounded - plain).norm() / plain.norm()
     assert 0.005 < far < 0.1
     assert not any(isinstance(each, Float8Linear) for each in model.modules())
+
+
+class Traffic(TorchDispatchMode):
+    """Counts the bytes that operators but products read and write, those of 8-bit tensors too."""
+
+    moved = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(isinstance(each, Float8TrainingTensor) for each in tree_leaves((args, kwargs))):
+            with self:
+                return Float8TrainingTensor.__torch_dispatch__(func, types, args, kwargs or {})
+        found = func(*args, **(kwargs or {}))
+        given, made = (
+            {
+                each.untyped_storage().data_ptr(): each
+                for each in tree_leaves(what)
+                if is_large(each)
+            }
+            for what in (args, found)
+        )
+        if func is not torch.ops.aten.mm.default and not given.keys() & made.keys():
+            self.moved += sum(each.nbytes for each in (*given.values(), *made.values()))
+        return found
+
+
+def is_large(each):
+    return isinstance(each, torch.Tensor) and each.numel() > 1
+
+
+def test_the_planner_counts_the_bytes_that_rounding_moves():
+    """Forward and backward, an operand of a product goes through memory so often."""
+    tokens, width, out = 512, 256, 384
+    model = torch.nn.Module()
+    model.layer = torch.nn.Linear(width, out, bias=False)
+    model.get_output_embeddings = lambda: None
+    narrow_products(model, CPU)
+    inputs = torch.randn(tokens, width, dtype=torch.bfloat16, requires_grad=True)
+
+    with Traffic() as traffic:
+        model.train()
+        model.layer(inputs).backward(torch.randn(tokens, out, dtype=torch.bfloat16))
+
+    operands = tokens * (width + out) + width * out
+    assert traffic.moved == pytest.approx(ROUNDING_BYTES * ROUNDINGS * operands, rel=0.1)
 
 
 @pytest.mark.slow
