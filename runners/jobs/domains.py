@@ -4,7 +4,7 @@ Source: Xia et al. 2023 (Sheared LLaMA), arXiv:2310.06694, section 2.2, algorith
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -75,12 +75,24 @@ class Domains:
 
     def follow(self, losses: Losses, reference: Losses) -> None:
         """Draw more of each domain whose loss is further above its reference."""
-        grown = {
-            name: weight * math.exp(max(0.0, losses[name] - reference[name]))
-            for name, weight in self.weights.items()
-        }
-        total = sum(grown.values())
-        self.weights = {name: weight / total for name, weight in grown.items()}
+        behind = [losses[name] - reference[name] for name in self.weights]
+        grown = followed(list(self.weights.values()), behind)
+        self.weights = dict(zip(self.weights, grown, strict=True))
+
+
+def followed(weights: Sequence[float], behind: Sequence[float]) -> list[float]:
+    """Return the weights that come next; they sum to 1.
+
+    Each grows by the exponential of how far its loss is above its reference, ``behind`` in nats;
+    a loss below it lets the weight be. Without a finite loss nothing is known and nothing moves.
+    """
+    if not all(map(math.isfinite, behind)):
+        return list(weights)
+    above = [max(0.0, each) for each in behind]
+    most = max(above)  # of the exponents: no loss is too high for a number
+    grown = [weight * math.exp(each - most) for weight, each in zip(weights, above, strict=True)]
+    total = sum(grown)
+    return [each / total for each in grown]
 
 
 def domains_of(

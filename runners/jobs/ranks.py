@@ -82,6 +82,16 @@ class Ranks:
             dist.all_reduce(summed)
         return [float(value) for value in summed]
 
+    def told_by_lead(self, said: bytes) -> bytes:
+        """Return what the lead says, whatever the others do; all ranks ask.
+
+        Raises:
+            RankLostError: not every rank answered in time.
+        """
+        (length,) = self.total([float(len(said)) if self.is_lead else 0.0])
+        told = self.total(list(said) if self.is_lead else [0.0] * int(length))
+        return bytes(map(int, told))
+
     def copy_from_lead(self, tensors: Sequence[torch.Tensor]) -> None:
         """Overwrite tensors with the lead's; all ranks pass the same shapes in the same order.
 

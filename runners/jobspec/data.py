@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveFloat, StringConstraints, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints, model_validator
 
 from runners.datasets.records import Format, suffix_of
 from runners.jobspec.base import JobDocument
@@ -52,17 +52,41 @@ OneSource = Annotated[HostText | FileData | UploadedData, Field(discriminator="s
 
 
 class WeightedData(JobDocument):
-    """One of several sources, and its share of the rows against the others' weights."""
+    """One of several sources, and its share of the rows against the others' weights.
+
+    ``reference_loss``, in nats a token: what weights that move hold a source's loss against;
+    None: what the model has on it before the first step.
+    """
 
     data: OneSource
     weight: PositiveFloat
+    reference_loss: float | None = Field(default=None, ge=0.0, le=20.0)
 
 
 class MixedData(JobDocument):
-    """Several sources, from which rows come in proportion to their weights."""
+    """Several sources, from which rows come in proportion to their weights.
+
+    With ``weights`` dynamic they move every ``update_every_steps`` steps, the first among them:
+    a source grows by how far its held-out loss is above its reference.
+
+    Source: Xia et al. 2023 (Sheared LLaMA), arXiv:2310.06694, section 2.2, algorithm 1.
+    """
 
     source: Literal["mixed"] = "mixed"
     parts: tuple[WeightedData, ...] = Field(min_length=2, max_length=16)
+    weights: Literal["fixed", "dynamic"] = "fixed"
+    update_every_steps: PositiveInt = Field(default=50, le=1_000_000)
+
+    @model_validator(mode="after")
+    def _references_are_followed(self) -> Self:
+        for at, part in enumerate(self.parts):
+            if self.weights == "fixed" and part.reference_loss is not None:
+                msg = (
+                    f"parts.{at}.reference_loss is {part.reference_loss:g} and weights are fixed, "
+                    "which follow no loss; leave it out, or choose weights dynamic"
+                )
+                raise ValueError(msg)
+        return self
 
 
 TrainData = Annotated[

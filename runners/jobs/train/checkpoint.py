@@ -25,11 +25,13 @@ FILES = {"weights": "model.safetensors", "optimizer": "optimizer.safetensors"}
 
 @dataclass
 class TrainState:
-    """How far training is; the batches follow from the step, so no data position is kept.
+    """How far training is; the batches follow from this, so no data position is kept.
 
     ``loss_scale`` is that of fp16 gradients, which ``scaled_steps`` have met without overflow; 0
     without one. ``best_validation_loss`` is the least so far, 0 before there was one, and
-    ``validations_without_gain`` is how many came since.
+    ``validations_without_gain`` is how many came since. ``mixture`` is the history of weights
+    that moved, each since which of the run's rows it is in force, then one of each source;
+    ``mixture_reference`` are the losses, in nats, that they follow.
     """
 
     step: int = 0
@@ -39,6 +41,13 @@ class TrainState:
     scaled_steps: int = 0
     best_validation_loss: float = 0.0
     validations_without_gain: int = 0
+    mixture: tuple[tuple[float, ...], ...] = ()
+    mixture_reference: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Take lists, as JSON has them, for tuples: a copy then shares nothing that changes."""
+        self.mixture = tuple(tuple(each) for each in self.mixture)
+        self.mixture_reference = tuple(self.mixture_reference)
 
 
 class Saved(NamedTuple):
@@ -165,15 +174,12 @@ def share_progress(
     state: TrainState | None,
 ) -> TrainState | None:
     """Give every rank the lead's weights, and its optimizer and progress where it resumed."""
-    mine = [float(value) for value in asdict(state or TrainState()).values()]
-    told = [float(state is not None), *mine]
-    is_resumed, *values = ranks.total(told if ranks.is_lead else [0.0] * len(told))
+    told = json.loads(ranks.told_by_lead(json.dumps(state and asdict(state)).encode()))
     ranks.copy_from_lead(list(model.parameters()))
-    if not is_resumed:
+    if told is None:
         return None
     share(ranks, optimizer, _names(model, optimizer))
-    kinds = [type(value) for value in asdict(TrainState()).values()]
-    return TrainState(*(kind(value) for kind, value in zip(kinds, values, strict=True)))
+    return TrainState(**told)
 
 
 def _sync(path: Path) -> None:

@@ -34,9 +34,10 @@ from runners.jobs.telemetry import job_telemetry
 from runners.jobs.tokenizer import TokenIds, demo_tokenizer, tokenized
 from runners.jobs.train.attending import JUDGED, attend
 from runners.jobs.train.classifying import classifier, read_labelled
+from runners.jobs.train.mixture import mixture_of
 from runners.jobs.train.outcome import TRAINING, Prepared, finish
 from runners.jobs.train.quantized import quantize_for_training
-from runners.jobs.train.sources import Data, read_data
+from runners.jobs.train.sources import Data, OwnText, read_data
 from runners.jobs.train.text_samples import Sampler, prompts_of
 from runners.jobs.train.trainer import Trainer
 from runners.jobspec import ArtefactModel, DemoModel, FolderModel, RandomModel, TrainSpec
@@ -112,6 +113,7 @@ def _prepare(job: Job, spec: TrainSpec, ranks: Ranks) -> Prepared:
     lora = _adapter(job, spec, model, device)
     trainer = Trainer(job, spec, model, data.batches, held_out, device, ranks, data.judged)
     trainer.blocks = blocks
+    trainer.mixture = mixture_of(data, spec)
     if spec.text_samples is not None:
         prompts = prompts_of(spec.text_samples, tokenizer, data.judged, held_out)
         longest = spec.sequence_length
@@ -138,7 +140,7 @@ def _data(
         return read_labelled(job, spec, tokenizer, corpus), np.zeros(0, dtype=np.int32)
     train_ids = tokenized(tokenizer, corpus.train, f"{corpus.digest}/train", job.cache_dir)
     held_out = tokenized(tokenizer, corpus.held_out, f"{corpus.digest}/held-out", job.cache_dir)
-    return read_data(job, spec, tokenizer, train_ids), held_out
+    return read_data(job, spec, tokenizer, OwnText(train_ids, held_out)), held_out
 
 
 def _adapter(

@@ -179,6 +179,8 @@ def _course_notes(trainer: Trainer) -> dict[str, str]:
     notes = {}
     if not trainer.ranks.is_alone:
         notes["ranks"] = _ranks_note(trainer)
+    if trainer.mixture is not None:
+        notes["mixture"] = trainer.mixture.note(trainer.state)
     if trainer.writer.num_written:
         notes["checkpoint_wait_seconds"] = trainer.writer.note()
     notes |= trainer.watch.notes()

@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from runners.jobs.domains import VALIDATION_SEQUENCES
 from runners.jobs.model_files import open_file
 from runners.jobs.model_folders import model_roots
 from runners.jobs.runtime import BadInputError, Job, MissingModelError
@@ -18,7 +21,7 @@ from runners.jobs.train.batches import IGNORED, Batch, Batches, TextBatches
 from runners.jobs.train.growing import with_growing_lengths
 from runners.jobs.train.labelled import JudgedLabels
 from runners.jobs.train.rows import Pieces, Rows, pieces_of, rows_of, windows_of
-from runners.jobs.train.samples import DataFile, Tokenised, tokenised_file
+from runners.jobs.train.samples import DataFile, Documents, Tokenised, tokenised_file
 from runners.jobs.train.streams import DataBatches, Stream
 from runners.jobspec import FileData, HostText, SampleOptions, TrainSpec, UploadedData
 from runners.jobspec.data import DATA_FOLDER, sources_of, weights_of
@@ -78,26 +81,30 @@ class Data:
     measured: dict[str, float] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     classes: tuple[str, ...] = ()  # of labelled text, in the order of the head's outputs
+    by_source: list[tuple[str, Judged]] = field(default_factory=list)  # a few rows judge each one
 
 
-def read_data(
-    job: Job, spec: TrainSpec, tokenizer: PreTrainedTokenizerFast, own_text: TokenIds
-) -> Data:
-    """Return a training's data; ``own_text`` is the host's own, in tokens.
+class OwnText(NamedTuple):
+    """The host's own text in tokens: what is learnt, and what judges it."""
+
+    train: TokenIds
+    held_out: TokenIds
+
+
+def read_data(job: Job, spec: TrainSpec, tokenizer: PreTrainedTokenizerFast, own: OwnText) -> Data:
+    """Return a training's data.
 
     Raises:
         MissingModelError: a file is not where the spec says.
         BadInputError: a file, or a record of it, cannot be learnt from.
     """
     if isinstance(spec.data, HostText):
-        return Data(with_growing_lengths(spec, lambda each: TextBatches(own_text, each)))
+        return Data(with_growing_lengths(spec, lambda each: TextBatches(own.train, each)))
     streams: list[Stream] = []
     found = _Found()
     for source, weight in zip(sources_of(spec.data), weights_of(spec.data), strict=True):
         if isinstance(source, HostText):
-            documents, pieces = windows_of(own_text, spec.sequence_length)
-            streams.append(Stream(rows_of(documents, pieces, 0, ONE_A_ROW), weight))
-            found.names.append("the host's own text")
+            streams.append(Stream(found.take_own(own, spec), weight))
             continue
         with opened(job, source) as file:
             digest = file.digest()
@@ -108,7 +115,8 @@ def read_data(
     shares = batches.shares()
     found.measured |= {"padding_share": shares.padding, "label_share": shares.labels}
     judged = found.judged if found.judged.rows else None
-    return Data(batches, judged, found.digest, found.measured, found.notes(spec))
+    facts = found.digest, found.measured, found.notes(spec)
+    return Data(batches, judged, *facts, by_source=found.by_source)
 
 
 @dataclass
@@ -118,12 +126,20 @@ class _Found:
     judged: Judged = field(default_factory=Judged)
     digest: str = ""
     names: list[str] = field(default_factory=list)
+    by_source: list[tuple[str, Judged]] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     measured: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(
             ("data_documents", "data_held_out", "data_tokens", "data_cut", "data_left_out"), 0.0
         )
     )
+
+    def take_own(self, own: OwnText, spec: TrainSpec) -> Rows:
+        """Add the host's own text, and return its rows."""
+        name = "the host's own text"
+        self.names.append(name)
+        self._judge(name, *windows_of(own.held_out, spec.sequence_length))
+        return rows_of(*windows_of(own.train, spec.sequence_length), 0, ONE_A_ROW)
 
     def take(self, name: str, digest: str, tokenised: Tokenised, spec: TrainSpec) -> Rows:
         """Add a file's figures and return its rows.
@@ -139,6 +155,7 @@ class _Found:
         if len(held_out.lengths):
             judging = rows_of(tokenised.held_out, _first(held_out), longest, ONE_A_ROW)
             self.judged.rows.append(judging)
+        self._judge(name, tokenised.held_out, held_out)
         self.digest += digest
         self.names.append(f"{name} ({facts['format']}, sha256 {digest[:12]})")
         self._remark(name, facts)
@@ -151,6 +168,13 @@ class _Found:
         }.items():
             self.measured[key] += value
         return rows_of(tokenised.train, pieces, longest, spec.samples)
+
+    def _judge(self, name: str, documents: Documents, pieces: Pieces) -> None:
+        """Have a few pieces that lie evenly over what was kept of a source judge it alone."""
+        count = len(pieces.lengths)
+        at = np.linspace(0, count - 1, min(VALIDATION_SEQUENCES, count)).astype(int)
+        few = pieces._replace(begins=pieces.begins[at], lengths=pieces.lengths[at])
+        self.by_source.append((name, Judged([rows_of(documents, few, 0, ONE_A_ROW)])))
 
     def _remark(self, name: str, facts: dict[str, object]) -> None:
         if facts["is_template_ours"]:

@@ -1,9 +1,10 @@
 """Which rows a step learns from: every source walked in an order of its own, epoch by epoch.
 
-Of several sources each block of rows has its share, exactly; no state is kept, so any rank and
-any resumed run finds its rows by the step's number.
+Of several sources each block of rows has its share, exactly. Any rank and any resumed run finds
+its rows by the step's number, and where weights move by the history of those before it.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -18,6 +19,10 @@ from runners.jobspec import TrainSpec
 BLOCK_ROWS = 1024  # of several sources: in so many rows each has its share
 PADDED_LENGTHS = 8  # so many lengths of batches at most: kernels are made, and kept, for each
 COUNTED_BATCHES = 1024  # of a run's beginning, by which padding and labels are told
+
+
+Block = tuple[tuple[int, int], Numbers]  # an era's first row, which of its blocks; its sources
+NO_BLOCK: Block = ((0, -1), np.zeros(0, dtype=np.int64))
 
 
 class Rows(Protocol):
@@ -43,6 +48,17 @@ class Stream(NamedTuple):
     weight: float = 1.0
 
 
+class Era(NamedTuple):
+    """Rows of the run, from ``first`` on, whose blocks have these quotas [sources].
+
+    ``before`` [sources]: how many rows each source gave until then.
+    """
+
+    first: int
+    quotas: Numbers
+    before: Numbers
+
+
 class Shares(NamedTuple):
     """What rows are made of, as shares of their positions."""
 
@@ -58,13 +74,29 @@ class DataBatches:
         self._rows = [each.rows for each in streams]
         self._spec = spec
         self._padding_id = padding_id
-        self._quotas = _quotas([each.weight for each in streams])
+        none = np.zeros(len(streams), dtype=np.int64)
+        self._eras = [Era(0, _quotas([each.weight for each in streams]), none)]
         self._orders: dict[int, tuple[int, Numbers]] = {}
-        self._block: tuple[int, Numbers] = (-1, np.zeros(0, dtype=np.int64))
+        self._block = NO_BLOCK
         is_packed = spec.samples.rows == "packed"
         longest = max(each.width for each in self._rows)
         self._width = longest if is_packed else None
         self._lengths = padded_lengths(longest)
+
+    def follow(self, history: Sequence[Sequence[float]]) -> None:
+        """Draw by weights that moved: each entry is as ``move`` takes it, the oldest first."""
+        del self._eras[1:]
+        for first, *weights in history:
+            self.move(int(first), weights)
+
+    def move(self, first: int, weights: Sequence[float]) -> None:
+        """Draw by these weights [sources] from the run's row ``first`` on, until others hold."""
+        last = self._eras[-1]
+        blocks, rest = divmod(first - last.first, BLOCK_ROWS)
+        begun = self._sources(last, blocks)[:rest]
+        given = blocks * last.quotas + np.bincount(begun, minlength=len(self._rows))
+        self._eras.append(Era(first, _moved_quotas(weights), last.before + given))
+        self._block = NO_BLOCK  # the one before may be of an era that begins with the same row
 
     def micro_batch(self, step: int, micro_step: int) -> Batch:
         """Return one micro-batch of at most [micro_batch_size, sequence_length]."""
@@ -116,17 +148,20 @@ class DataBatches:
         """Return the source of the run's row of this number, and which of its rows it is."""
         if len(self._rows) == 1:
             return 0, self._walked(0, number)
-        block, at = divmod(number, BLOCK_ROWS)
-        sources = self._sources(block)
+        era = self._eras[bisect_right(self._eras, number, key=lambda each: each.first) - 1]
+        block, at = divmod(number - era.first, BLOCK_ROWS)
+        sources = self._sources(era, block)
         source = int(sources[at])
-        before = int(np.count_nonzero(sources[:at] == source))
-        return source, self._walked(source, block * self._quotas[source] + before)
+        before = era.before[source] + block * era.quotas[source]
+        before += np.count_nonzero(sources[:at] == source)
+        return source, self._walked(source, int(before))
 
-    def _sources(self, block: int) -> Numbers:
-        if self._block[0] != block:
-            generator = np.random.default_rng((self._spec.seed, len(self._rows), block))
-            once = np.repeat(np.arange(len(self._rows)), self._quotas)
-            self._block = block, generator.permutation(once)
+    def _sources(self, era: Era, block: int) -> Numbers:
+        """Return the source of each row of an era's block."""
+        if self._block[0] != (era.first, block):
+            seeds = (self._spec.seed, len(self._rows), block, era.first)
+            once = np.repeat(np.arange(len(self._rows)), era.quotas)
+            self._block = (era.first, block), np.random.default_rng(seeds).permutation(once)
         return self._block[1]
 
     def _walked(self, source: int, number: int) -> int:
@@ -153,8 +188,8 @@ def padded_length(longest: int, lengths: Numbers) -> int:
     return int(lengths[np.searchsorted(lengths, longest)])
 
 
-def _quotas(weights: Sequence[float]) -> list[int]:
-    """Return how many of a block's rows each source gives: at least one, by largest remainder.
+def _quotas(weights: Sequence[float]) -> Numbers:
+    """Return how many of a block's rows each source gives, at least one.
 
     Raises:
         BadInputError: a source's weight is too small for one row of a block.
@@ -165,9 +200,22 @@ def _quotas(weights: Sequence[float]) -> list[int]:
             "the source out, or give it more"
         )
         raise BadInputError(msg)
-    whole = [int(weight * BLOCK_ROWS) for weight in weights]
-    remainders = [weight * BLOCK_ROWS - each for weight, each in zip(weights, whole, strict=True)]
-    by_remainder = sorted(range(len(weights)), key=lambda at: -remainders[at])
-    for at in by_remainder[: BLOCK_ROWS - sum(whole)]:
-        whole[at] += 1
+    return _shared_out(weights)
+
+
+def _moved_quotas(weights: Sequence[float]) -> Numbers:
+    """Return the quotas of weights that moved: one row stays to a source, however far it fell."""
+    found = _shared_out(weights)
+    for source in np.flatnonzero(found == 0):
+        found[np.argmax(found)] -= 1
+        found[source] = 1
+    return found
+
+
+def _shared_out(weights: Sequence[float]) -> Numbers:
+    """Return a block's rows in proportion to weights that sum to 1, by largest remainder."""
+    exact = np.asarray(weights, dtype=np.float64) * BLOCK_ROWS
+    whole = exact.astype(np.int64)
+    by_remainder = np.argsort(whole - exact, kind="stable")
+    whole[by_remainder[: BLOCK_ROWS - int(whole.sum())]] += 1
     return whole

@@ -30,6 +30,7 @@ from runners.jobs.train.layout import StepLoss
 from runners.jobs.train.layouts.choice import chosen_layout
 from runners.jobs.train.loss_scale import LossScale
 from runners.jobs.train.messages_watch import MessagesWatch
+from runners.jobs.train.mixture import Mixture
 from runners.jobs.train.optimizers import build_optimizer
 from runners.jobs.train.patience import Patience
 from runners.jobs.train.recomputation import recompute
@@ -63,6 +64,7 @@ class Trainer:
     )
     sampler: Sampler | None = None  # writes text on the way
     blocks: BlockAttention | None = None  # where it attends by blocks
+    mixture: Mixture | None = None  # moves the weights of the data's sources
     state: TrainState = field(default_factory=TrainState)
     step_seconds: list[float] = field(default_factory=list)
     last_loss: float = math.nan
@@ -115,6 +117,8 @@ class Trainer:
             self.resumed_at_step = state.step
             if self.scale is not None and state.loss_scale:
                 self.scale.value, self.scale.good_steps = state.loss_scale, state.scaled_steps
+            if self.mixture is not None:
+                self.mixture.go_on(state)
             done = math.floor(self.pace.fraction(state) * VALIDATIONS_PER_RUN)
             self._next_validation = (done + 1) / VALIDATIONS_PER_RUN
 
@@ -133,6 +137,7 @@ class Trainer:
     def _train(self) -> bool:
         self.model.train()
         self.layout.begin()
+        self._move_mixture_when_due()
         while True:
             is_stopped, is_due = self._agree()
             self._tell_written()
@@ -281,6 +286,7 @@ class Trainer:
         self._emit({**values, **speed})
         self._validate_when_due()
         self._sample_when_due()
+        self._move_mixture_when_due()
         self.state.elapsed_seconds += time.monotonic() - began
 
     def _num_tokens(self, micro_steps: range) -> int:
@@ -314,6 +320,20 @@ class Trainer:
             self.patience.take(self.state, found["validation_loss"])
             if self.spec.keep_best:
                 self.best.take(model, JudgedStep(self.state.step, found["validation_loss"]))
+
+    def _move_mixture_when_due(self) -> None:
+        """Have all ranks draw by the weights that follow from the lead's losses on each source."""
+        mixture, state = self.mixture, self.state
+        if mixture is None or not mixture.is_due(state) or self.pace.fraction(state) >= 1.0:
+            return
+        self.layout.synchronise()
+        model, found = self.layout.whole(), [0.0] * len(mixture.judged)
+        if model is not None:
+            with self.compiled.aside() if self.compiled else contextlib.nullcontext():
+                found = mixture.losses(model)
+        figures = mixture.move(state, self.ranks.total(found))
+        if self.ranks.is_lead:
+            self.job.emitter.metric(figures, step=state.step)
 
     def _sample_when_due(self) -> None:
         """Have the whole model write, as it is: copies that part do not meet for it."""
