@@ -11,6 +11,7 @@ from dataclasses import dataclass
 _GPU_MEMORY = re.compile(r"gpu(\d+)_memory_bytes")
 _GPU_BUSY = re.compile(r"gpu(\d+)_utilization")
 _MESSAGES = re.compile(r"(exposed_)?communication(?:_(\w+))?_ratio")
+_SOURCE = re.compile(r"source(\d+)_(weight|loss|reference)")  # of a mixture of training data
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,27 @@ def _gpu_charts(metrics: Iterable[str]) -> list[ChartSpec]:
     return charts
 
 
+def _source_charts(metrics: Iterable[str], drawn: str) -> list[ChartSpec]:
+    """Return a chart for each source of a mixture that moves: of its ``weight``, or another."""
+    found = sorted((int(of[1]), of[0]) for each in metrics if (of := _SOURCE.fullmatch(each)))
+    titles = {
+        "weight": "Share of rows from source {}",
+        "loss": "Held-out loss on source {}",
+        "reference": "Reference loss of source {}",
+    }
+    charts = []
+    for number, metric in found:
+        if not metric.endswith(f"_{drawn}"):
+            continue
+        title = titles[drawn].format(number)
+        if drawn == "weight":
+            charts.append(ChartSpec(metric, title, "ratio", "%", metric, 100.0))
+        else:
+            unit = "nats per token"
+            charts.append(ChartSpec(metric, title, unit, unit, metric, from_zero=False))
+    return charts
+
+
 def charts_for(
     kind: str, metrics: Iterable[str] = (), *, is_complete: bool = False
 ) -> list[ChartSpec]:
@@ -138,8 +160,9 @@ def charts_for(
     charts = [each for each in OPTIONAL if each.metric in seen and each not in charts] + charts
     if ACCURACY.metric in seen:
         charts[1:1] = [each for each in JUDGED if each.metric in seen]
-    charts += _gpu_charts(seen)
+    charts += [*_gpu_charts(seen), *_source_charts(seen, "weight")]
     if is_complete:
+        charts += [*_source_charts(seen, "loss"), *_source_charts(seen, "reference")]
         drawn = {chart.metric for chart in charts}
         charts += [_plain(metric) for metric in sorted(seen - drawn)]
     return charts

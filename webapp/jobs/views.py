@@ -26,6 +26,7 @@ from webapp.jobs.giving_up import names_of, silent_parts
 from webapp.jobs.logs import Line, log_lines
 from webapp.jobs.lookup import load_job
 from webapp.jobs.measured_load import operators_of, under_load
+from webapp.jobs.mixture import mixture_of
 from webapp.jobs.models import (
     FINAL_STATES,
     Artefact,
@@ -195,6 +196,7 @@ def overview_context(job: Job, drawn: list[Drawn]) -> dict[str, Any]:
         "chance": figures.beyond_chance(job),
         "tasks": task_rows(job),
         "samples": samples_of(job),
+        "mixture": mixture_of(job),
         "harness": job.result.get("notes", {}).get("tasks", ""),
         "weight_dtype": job.spec.get("weight_dtype") or job.spec.get("method"),
         "narrow_dtypes": QUANTISED_DTYPES,

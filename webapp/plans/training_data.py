@@ -64,6 +64,7 @@ def _data(values: dict[str, Any], team: Team) -> TrainData:
 
 
 def _mixed(values: dict[str, Any], team: Team) -> MixedData:
+    is_dynamic = values.get("mix_weights") == "dynamic"
     parts = []
     for row in MIX_ROWS:
         source = values.get(f"mix_source_{row}") or ""
@@ -72,8 +73,14 @@ def _mixed(values: dict[str, Any], team: Team) -> MixedData:
         one = {"data_source": source, "data_path": values.get(f"mix_path_{row}")}
         if source not in {"host", "file"}:
             one = {"data_source": "upload", "dataset": source}
-        parts.append({"data": _data(one, team), "weight": values.get(f"mix_weight_{row}")})
-    return MixedData.model_validate({"parts": parts})
+        part = {"data": _data(one, team), "weight": values.get(f"mix_weight_{row}")}
+        if is_dynamic:
+            part["reference_loss"] = values.get(f"mix_reference_{row}")
+        parts.append(part)
+    if not is_dynamic:
+        return MixedData.model_validate({"parts": parts})
+    moving = {"weights": "dynamic", "update_every_steps": values.get("mix_every")}
+    return MixedData.model_validate({"parts": parts, **moving})
 
 
 def _uploaded(dataset_id: str, team: Team) -> UploadedData:
@@ -104,4 +111,6 @@ def text_words(data: TrainData) -> str:
     if isinstance(data, HostText):
         return "its own text"
     shares = zip(weights_of(data), data.parts, strict=True)
-    return " and ".join(f"{percent(share)} {text_words(part.data)}" for share, part in shares)
+    said = " and ".join(f"{percent(share)} {text_words(part.data)}" for share, part in shares)
+    moving = f" by weights that move every {data.update_every_steps:,} steps"
+    return said if data.weights == "fixed" else f"at first {said}{moving}"

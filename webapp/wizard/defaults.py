@@ -23,7 +23,7 @@ MODEL_PRESETS = {
 # Where a preset opens, if not at the goal: at the review where nothing is left to ask.
 FIRST_STEPS = dict.fromkeys(("demo", *MODEL_PRESETS), "review") | {"tune": "workload"}
 
-_NO_SOURCE = {"source": "", "path": "", "weight": None}
+_NO_SOURCE = {"source": "", "path": "", "weight": None, "reference": None}
 _DATA = {
     "data_source": "host",
     "data_path": "",
@@ -32,6 +32,8 @@ _DATA = {
     "rows": "packed",
     "too_long": "cut",
     **{f"mix_{name}_{row}": value for row in MIX_ROWS for name, value in _NO_SOURCE.items()},
+    "mix_weights": "fixed",
+    "mix_every": 50,
 }
 _TRAINING = {
     **_DATA,

@@ -8,11 +8,16 @@ from django import forms
 from runners.datasets.records import DataError, suffix_of
 from webapp.core.wording import sentence
 from webapp.plans.training_data import MIX_ROWS
-from webapp.wizard.fields import DecimalNumber, StepForm
+from webapp.wizard.fields import DecimalNumber, StepForm, WholeNumber
 
 FEWEST_SOURCES = 2
 FIELDS = ("source", "path", "weight")
-NAMES = tuple(f"mix_{name}_{row}" for row in MIX_ROWS for name in FIELDS)
+REFERENCES = tuple(f"mix_reference_{row}" for row in MIX_ROWS)
+NAMES = (
+    *(f"mix_{name}_{row}" for row in MIX_ROWS for name in FIELDS),
+    *("mix_weights", "mix_every", *REFERENCES),
+)
+WEIGHTS = [("fixed", "Stay as they are"), ("dynamic", "Follow each source's loss")]
 
 
 class Row(NamedTuple):
@@ -41,7 +46,18 @@ def checked_path(text: str) -> str:
 
 
 class MixtureForm(StepForm):
-    """A form with rows of sources and weights; they count where ``data_source`` is mixed."""
+    """A form with rows of sources and weights; they count where ``data_source`` is mixed.
+
+    The interval and the references count where the weights are dynamic.
+    """
+
+    mix_weights = forms.ChoiceField(label="The weights", choices=WEIGHTS, required=False)
+    mix_every = WholeNumber(
+        "Steps between two moves",
+        *(1, 1_000_000),
+        "The held-out loss on each source is taken before each move",
+        required=False,
+    )
 
     def offer_sources(self, listed: Sequence[tuple[str, str]]) -> None:
         """Add the rows, each with the host's own text, a file there, and the team's uploads."""
@@ -54,12 +70,20 @@ class MixtureForm(StepForm):
             weight = DecimalNumber(f"Weight of source {row}", 0.001, 1000, required=False)
             for name, field in zip(FIELDS, (source, path, weight), strict=True):
                 self.fields[f"mix_{name}_{row}"] = field
+            label = f"Reference loss of source {row}"
+            self.fields[f"mix_reference_{row}"] = DecimalNumber(label, 0, 20, required=False)
 
     @property
     def mixture(self) -> Iterator[Row]:
         """Yield the rows as the page shows them."""
         for row in MIX_ROWS:
             yield Row(*(self[f"mix_{name}_{row}"] for name in FIELDS))
+
+    @property
+    def references(self) -> Iterator[forms.BoundField]:
+        """Yield the references of the rows, which weights that move are held against."""
+        for name in REFERENCES:
+            yield self[name]
 
     def check_mixture(self, values: dict[str, Any]) -> None:
         """Refuse fewer than two sources, one without a weight or a path, and one named twice."""
@@ -78,6 +102,9 @@ class MixtureForm(StepForm):
         if len(seen) < FEWEST_SOURCES:
             said = f"{len(seen)} of these rows name a source. Choose at least {FEWEST_SOURCES}."
             self.add_error("mix_source_1", said)
+        is_dynamic = values.get("mix_weights") == "dynamic"
+        if is_dynamic and values.get("mix_every") is None and "mix_every" not in self.errors:
+            self.add_error("mix_every", "Say after how many steps they move, for example 50.")
 
     def _check_path(self, row: int, text: str) -> str:
         name = f"mix_path_{row}"

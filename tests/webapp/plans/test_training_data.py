@@ -136,9 +136,39 @@ def test_sources_that_are_mixed_by_weight_reach_the_job(plan, alice, dataset):
     assert 'value="notes/a.txt"' in page
 
 
+MOVING = {"mix_weights": "dynamic", "mix_every": "25", "mix_reference_3": "2.5"}
+
+
+def test_weights_that_follow_the_losses_reach_the_job_and_its_words(plan, alice):
+    client = client_of(alice)
+
+    assert saved(client, plan, MIXTURE | MOVING).status_code == 302
+
+    plan.refresh_from_db()
+    data = launch_of(plan).spec.data
+    assert (data.weights, data.update_every_steps) == ("dynamic", 25)
+    assert [part.reference_loss for part in data.parts] == [None, 2.5]
+    words = launch_note(plan)["text"].replace("\N{NO-BREAK SPACE}", " ")
+    assert "on at first 86 % its own text and 14 % its file notes/a.txt by weights that" in words
+    page = client.get(f"/plans/{plan.pk}/edit/workload/").content.decode()
+    assert 'name="mix_weights" value="dynamic" checked' in page
+    # Fixed ones follow nothing, whatever still stands in the fields that are folded away then.
+    assert saved(client, plan, {"mix_weights": "fixed"}).status_code == 302
+    plan.refresh_from_db()
+    assert launch_of(plan).spec.data.parts[1].reference_loss is None
+
+
 @pytest.mark.parametrize(
     ("changes", "field", "said"),
     [
+        (MOVING | {"mix_every": ""}, "mix_every", "Say after how many steps they move"),
+        (MOVING | {"mix_every": "0"}, "mix_every", "Steps between two moves is 0. It must be"),
+        (
+            MOVING | {"mix_reference_3": "-1"},
+            "mix_reference_3",
+            "Reference loss of source 3 is -1.0. It must be a number from 0 to 20.",
+        ),
+        (MOVING | {"mix_weights": "fast"}, "mix_weights", "not one of the available choices"),
         ({"mix_source_3": ""}, "mix_source_1", "1 of these rows name a source. Choose at least 2"),
         ({"mix_weight_3": ""}, "mix_weight_3", "Give it a weight, for example 1."),
         ({"mix_weight_3": "0"}, "mix_weight_3", "Weight of source 3 is 0.0. It must be"),
