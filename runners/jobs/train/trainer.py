@@ -59,9 +59,7 @@ class Trainer:
     held_out_ids: TokenIds
     device: torch.device
     ranks: Ranks = ALONE
-    judged: Judged | JudgedLabels | None = (
-        None  # what the data kept back; None: held-out text of the host
-    )
+    judged: Judged | JudgedLabels | None = None  # kept of the data; None: the host's held-out text
     sampler: Sampler | None = None  # writes text on the way
     blocks: BlockAttention | None = None  # where it attends by blocks
     mixture: Mixture | None = None  # moves the weights of the data's sources
@@ -329,11 +327,10 @@ class Trainer:
         self.layout.synchronise()
         model, found = self.layout.whole(), [0.0] * len(mixture.judged)
         if model is not None:
-            with self.compiled.aside() if self.compiled else contextlib.nullcontext():
+            with self._aside(model):
                 found = mixture.losses(model)
         figures = mixture.move(state, self.ranks.total(found))
-        if self.ranks.is_lead:
-            self.job.emitter.metric(figures, step=state.step)
+        self.job.emitter.metric(figures if self.ranks.is_lead else {}, step=state.step)
 
     def _sample_when_due(self) -> None:
         """Have the whole model write, as it is: copies that part do not meet for it."""
