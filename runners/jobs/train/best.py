@@ -7,6 +7,7 @@ Source: Prechelt 1998, Early Stopping - But When?, LNCS 1524, for the model that
 import json
 import math
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from runners.jobs.train.checkpoint import (
     publish_checkpoint,
     trained_weights,
 )
+from runners.jobs.train.checkpoint_writing import CheckpointWriter, Staged, Tensors
 
 FOLDER = "best"
 WEIGHTS, FACTS = "model.safetensors", "loss.json"
@@ -41,25 +43,44 @@ class BestWeights:
             None  # whose weights the training leaves, once it has ended
         )
         self.last: JudgedStep | None = None
+        self._lowest: JudgedStep | None = None  # of all that were taken, on disk or on the way
 
     def kept(self) -> JudgedStep | None:
         """Return what is on disk; None before the first validation."""
         return min(self._whole().values(), key=lambda each: each.loss, default=None)
 
-    def take(self, model: torch.nn.Module, judged: JudgedStep) -> None:
+    def take(
+        self, model: torch.nn.Module, judged: JudgedStep, writer: CheckpointWriter | None = None
+    ) -> None:
         """Keep a model's weights, if no loss before was as low.
 
-        Raises:
-            OSError: they could not be written, as on a full disk; those before stand.
-        """
-        from safetensors.torch import save_file
+        With a writer they are copied, and written beside the next steps: until they are whole on
+        disk, those before stand.
 
-        self.last, before = judged, self.kept()
+        Raises:
+            OSError: they could not be written, as on a full disk; those before stand. A writer
+                raises it when it is asked next.
+        """
+        self.last = judged
+        self._lowest = before = self._lowest or self.kept()
         if not math.isfinite(judged.loss) or (before and before.loss <= judged.loss):
             return
 
+        def publish(parts: Mapping[str, Tensors]) -> None:
+            self._publish(parts["weights"], judged)
+
+        staged = Staged({"weights": trained_weights(model)}, publish)
+        if writer is None:
+            publish(staged.parts)
+        else:
+            writer.begin(staged)
+        self._lowest = judged
+
+    def _publish(self, weights: Tensors, judged: JudgedStep) -> None:
+        from safetensors.torch import save_file
+
         def write(building: Path) -> None:
-            tensors = {name: each.contiguous() for name, each in trained_weights(model).items()}
+            tensors = {name: each.contiguous() for name, each in weights.items()}
             save_file(tensors, building / WEIGHTS)
             (building / FACTS).write_text(json.dumps(asdict(judged)))
 

@@ -26,7 +26,8 @@ Tensors = dict[Any, torch.Tensor]  # by name, or by the box of a whole tensor th
 class Staged:
     """One rank's part of a checkpoint: tables of tensors, and how the ranks make a whole of them.
 
-    ``collect`` is called once by every rank, and gives the whole to the lead alone.
+    ``collect`` is called once by every rank, and gives the whole to the lead alone; it gives
+    nothing where it has put the parts elsewhere itself, as the best weights are.
     """
 
     parts: Mapping[str, Tensors]
@@ -183,7 +184,7 @@ class CheckpointWriter:
                 write_checkpoint(self.folder, saved)
                 forget_older(self.folder, self.keep)
                 self.num_written += 1
+                self._last_seconds = time.monotonic() - began
+                self.written_seconds += self._last_seconds
         except Exception as error:  # noqa: BLE001 - raised where the steps are: see check
             self._error = error
-        self._last_seconds = time.monotonic() - began
-        self.written_seconds += self._last_seconds

@@ -81,8 +81,7 @@ class Trainer:
             narrow_products(self.model, self.device)
         recompute(self.model, spec.activation_recomputation)
         self.layout = chosen_layout(self.model, spec, self.device, self.ranks)
-        states = (spec.optimizer_offload, scratch)
-        trained = self.layout.trained
+        trained, states = self.layout.trained, (spec.optimizer_offload, scratch)
         self.compiled = CompiledLayers(self.model, scratch) if spec.compiled else None
         self.optimizer = build_optimizer(trained, spec.learning_rate, spec.optimizer, states)
         check_fused(self.optimizer, self.ranks)
@@ -101,6 +100,7 @@ class Trainer:
         self.best = BestWeights(self.job.checkpoint_dir)
         self.watch = MessagesWatch(self.ranks, self.layout.axes_of_groups)
         self.writer = CheckpointWriter(self.job.checkpoint_dir, spec.keep_checkpoints)
+        self._writes_beside = spec.writes_beside_steps(self.device.type)
         self._data_seconds = 0.0  # of the step under way
         self._next_metric_at = 0.0
         self._next_line_at = 0.0
@@ -140,8 +140,7 @@ class Trainer:
             is_stopped, is_due = self._agree()
             self._tell_written()
             if is_due and not is_stopped:
-                beside = self.spec.writes_beside_steps(self.device.type)
-                self.checkpoint(beside_steps=beside)
+                self.checkpoint(beside_steps=self._writes_beside)
             if self.is_over:
                 self.job.emitter.say(self.ranks.name + self.patience.note(self.state))
             if self.pace.fraction(self.state) >= 1.0 or self.is_over:
@@ -317,7 +316,8 @@ class Trainer:
             self.job.emitter.metric(found, step=self.state.step)
             self.patience.take(self.state, found["validation_loss"])
             if self.spec.keep_best:
-                self.best.take(model, JudgedStep(self.state.step, found["validation_loss"]))
+                judged = JudgedStep(self.state.step, found["validation_loss"])
+                self.best.take(model, judged, self.writer if self._writes_beside else None)
 
     def _move_mixture_when_due(self) -> None:
         """Have all ranks draw by the weights that follow from the lead's losses on each source."""

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,10 +13,7 @@ from runners.jobs.train.best import FOLDER, BestWeights, JudgedStep
 from runners.jobs.train.checkpoint import checkpoints, read_latest
 from runners.jobs.train.trainer import Trainer
 from tests.runners.jobs.harness import TINY_CONFIG, tiny_training
-from tests.runners.jobs.train.training import IDS, stop_at
-
-# What is learnt says nothing of what is judged: every step makes the held-out loss worse.
-HELD_OUT = np.random.default_rng(3).integers(64, 512, 4000).astype(np.int32)
+from tests.runners.jobs.train.training import HELD_OUT, IDS, linear, stop_at
 
 
 @pytest.fixture
@@ -31,13 +27,6 @@ def overfitting(make_job):
         return Trainer(make_job(spec), spec, model, batches, HELD_OUT, torch.device("cpu"))
 
     return make
-
-
-def linear(value: float) -> torch.nn.Linear:
-    made = torch.nn.Linear(3, 2)
-    for each in made.parameters():
-        torch.nn.init.constant_(each, value)
-    return made
 
 
 def judged_of(trainer, events_path):

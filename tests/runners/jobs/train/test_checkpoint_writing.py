@@ -1,6 +1,8 @@
 """Checkpoints that are written beside the steps: whole, of their own step, not in the way."""
 
 import json
+import os
+import shutil
 import signal
 import time
 
@@ -12,13 +14,14 @@ from planner.api import estimate
 from planner.specs.estimate import EstimateRequest
 from runners.jobs.events import read_events
 from runners.jobs.train import checkpoint_writing
+from runners.jobs.train.best import FOLDER, BestWeights, JudgedStep
 from runners.jobs.train.checkpoint import Saved, TrainState, checkpoints, read_latest
 from runners.jobs.train.checkpoint_writing import CheckpointWriter, Staged
 from tests.planner.asking import CPU
 from tests.runners.jobs.harness import TINY_CONFIG, tiny_training
-from tests.runners.jobs.train.forked import EXIT_LOST, run_script
+from tests.runners.jobs.train.forked import EXIT_LOST, forked, run_script
 from tests.runners.jobs.train.slowed import CASES, FROM_THE_START, SLOW_STEPS, STEPS
-from tests.runners.jobs.train.training import stop_at, tiny_trainer
+from tests.runners.jobs.train.training import HELD_OUT, linear, stop_at, tiny_trainer
 
 FULL = r"No space left|File too large|I/O error"
 LOSS_TOLERANCE = 5e-6  # nats, as between layouts
@@ -117,7 +120,8 @@ def test_without_room_for_a_copy_it_is_written_in_its_step_and_said_so(tmp_path,
 
 @pytest.mark.parametrize("how", ["in_step", "background"])
 def test_steps_wait_for_the_copy_alone(make_job, events_path, slow_disk, how):
-    spec = tiny_training(max_steps=30, checkpoint_every_seconds=1e-6, checkpoint_writing=how)
+    asked = {"max_steps": 30, "keep_best": False, "checkpoint_every_seconds": 1e-6}
+    spec = tiny_training(checkpoint_writing=how, **asked)
     trainer = tiny_trainer(make_job(spec))
     trainer.run()
     trainer.job.emitter.close()
@@ -145,6 +149,7 @@ def test_steps_wait_for_the_copy_alone(make_job, events_path, slow_disk, how):
 def test_the_copy_takes_what_is_planned(make_job, optimizer, method, near):
     """The plan has the term on a processor where the copy lies beside the states."""
     beside = {"checkpoint_every_seconds": 1e-6, "checkpoint_writing": "background"}
+    beside |= {"keep_best": False}  # its copies would keep these from being made
     trainer = tiny_trainer(make_job(tiny_training(max_steps=4, optimizer=optimizer, **beside)))
     trainer.run()
     request = {
@@ -212,6 +217,85 @@ def test_a_stop_is_followed_by_a_checkpoint_of_its_own_step(make_job, slow_disk)
     assert saved.state.step == 5
     for name, weight in trainer.model.named_parameters():
         assert torch.equal(saved.weights[name], weight)
+
+
+# The best weights, by the same writer
+
+
+def test_the_best_weights_are_those_of_their_step_and_a_checkpoint_waits(tmp_path, slow_disk):
+    writer, best, model = CheckpointWriter(tmp_path, keep=1), BestWeights(tmp_path), linear(1.0)
+    best.take(model, JudgedStep(1, 3.0), writer)
+    assert writer.is_busy
+    torch.nn.init.constant_(model.weight, 9.0)
+    best.take(model, JudgedStep(2, 3.5), writer)
+    assert best.kept() is None
+    writer.begin(staged(5))
+    assert best.kept() == JudgedStep(1, 3.0)
+    writer.finish()
+
+    best.put_back(model, JudgedStep(6, 3.25))
+    assert model.weight.unique().tolist() == [1.0]
+    assert [each.name for each in checkpoints(tmp_path)] == ["step-00000005"]
+    assert writer.num_written == 1
+    assert 2 * SLOW_SECONDS <= writer.written_seconds < 3 * SLOW_SECONDS
+
+
+def test_a_disk_too_full_for_the_best_weights_is_told_and_the_former_stay(small_disk):
+    writer, best = CheckpointWriter(small_disk, keep=1), BestWeights(small_disk)
+    best.take(linear(1.0), JudgedStep(1, 3.0), writer)
+    best.take(torch.nn.Linear(400, 300), JudgedStep(2, 1.0), writer)
+
+    with pytest.raises(Exception, match=FULL):
+        writer.finish()
+
+    assert [each.name for each in (small_disk / FOLDER).iterdir()] == ["step-00000001"]
+    assert BestWeights(small_disk).kept() == JudgedStep(1, 3.0)
+
+
+def test_a_kill_in_the_middle_of_the_best_weights_leaves_the_former(tmp_path, monkeypatch):
+    best, save_file = BestWeights(tmp_path), safetensors.torch.save_file
+    best.take(linear(1.0), JudgedStep(1, 3.0))
+
+    def tear(tensors, path):
+        save_file(tensors, path)
+        os.truncate(path, path.stat().st_size // 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def write(_ranks):
+        writer = CheckpointWriter(tmp_path, keep=1)
+        best.take(linear(2.0), JudgedStep(2, 1.0), writer)
+        writer.finish()
+
+    monkeypatch.setattr(safetensors.torch, "save_file", tear)
+    assert forked(1, write) == [-signal.SIGKILL]
+    monkeypatch.undo()
+
+    assert len(list((tmp_path / FOLDER).glob(".step-*-building"))) == 1
+    again, model = BestWeights(tmp_path), linear(9.0)
+    again.put_back(model, JudgedStep(3, 5.0))
+    assert (again.exported, model.weight.unique().tolist()) == (JudgedStep(1, 3.0), [1.0])
+    again.take(linear(4.0), JudgedStep(4, 0.5))
+    assert [each.name for each in (tmp_path / FOLDER).iterdir()] == ["step-00000004"]
+
+
+def test_a_training_leaves_the_same_best_weights_beside_its_steps(make_job, slow_disk):
+    found = []
+    for how in ("in_step", "background"):
+        trainer = tiny_trainer(make_job(tiny_training(max_steps=24, checkpoint_writing=how)))
+        trainer.held_out_ids = HELD_OUT
+        assert trainer.run()
+        assert not trainer.writer.is_busy
+        folders = {each.name for each in (trainer.job.checkpoint_dir / FOLDER).iterdir()}
+        trainer.take_best_weights()
+        weights = [each.detach().clone() for each in trainer.model.parameters()]
+        found.append((folders, trainer.best.exported, weights))
+        shutil.rmtree(trainer.job.checkpoint_dir)
+    (folders, exported, weights), (folders_beside, exported_beside, weights_beside) = found
+
+    assert folders_beside == folders == {f"step-{exported.step:08d}"}
+    assert exported_beside == exported
+    assert exported.step < 24
+    assert all(map(torch.equal, weights_beside, weights))
 
 
 # Several ranks, and a lead that is killed

@@ -13,6 +13,8 @@ from runners.jobspec import TrainSpec
 from tests.runners.jobs.harness import TINY_CONFIG
 
 IDS = np.tile(np.arange(64, dtype=np.int32), 40)
+# What is learnt says nothing of what is judged: every step makes the held-out loss worse.
+HELD_OUT = np.random.default_rng(3).integers(64, 512, 4000).astype(np.int32)
 
 
 def tiny_trainer(job: Job) -> Trainer:
@@ -21,6 +23,14 @@ def tiny_trainer(job: Job) -> Trainer:
     torch.manual_seed(spec.seed)
     model = fresh_model(TINY_CONFIG, torch.float32)
     return Trainer(job, spec, model, TextBatches(IDS, spec), IDS, torch.device("cpu"))
+
+
+def linear(value: float) -> torch.nn.Linear:
+    """Return a small module of weights that are all alike."""
+    made = torch.nn.Linear(3, 2)
+    for each in made.parameters():
+        torch.nn.init.constant_(each, value)
+    return made
 
 
 def losses_of(trainer: Trainer) -> list[float]:
