@@ -5,9 +5,10 @@ reports, evaluates and saves. Alone, a process is its own lead and nothing is ex
 """
 
 import contextlib
+import ctypes
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -179,8 +180,21 @@ def joined_ranks(job: Job, parallel: DataParallel) -> Iterator[Ranks]:
     gang = job.request.gang
     is_lead = (gang is None or gang.node_rank == 0) and local_rank == 0
     (lead,) = Ranks(rank, size).total([float(rank) if is_lead else 0.0])
-    yield Ranks(rank, size, int(lead), local_rank)
+    try:
+        yield Ranks(rank, size, int(lead), local_rank)
+    finally:
+        _never_freed(_world.pg_map)
     dist.destroy_process_group()
+
+
+def _never_freed(groups: Iterable[dist.ProcessGroup]) -> None:
+    """Hold groups until the process ends, which it is about to.
+
+    Freeing one waits for its thread. Where the reducer of DDP held it last, that is done under
+    Python's lock (torch 2.13), for which the thread may wait to give back a tensor: for ever.
+    """
+    for group in list(groups):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 @contextlib.contextmanager

@@ -141,6 +141,38 @@ def test_a_rank_may_start_late_but_not_fall_silent_once_it_trains():
     assert "RankLostError: rank 0 of 2: Timed out waiting 2000ms" in why
 
 
+PARTED = """
+import gc
+from pathlib import Path
+from types import SimpleNamespace
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from runners.jobs.ranks import joined_ranks
+from runners.jobspec import DataParallel
+with joined_ranks(SimpleNamespace(request=SimpleNamespace(gang=None)), DataParallel()):
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    model(torch.ones(1, 4)).sum().backward()
+del model
+gc.collect()
+print(sorted({each.read_text().strip() for each in Path("/proc/self/task").glob("*/comm")}))
+"""
+
+
+def test_no_rank_waits_for_a_groups_thread_when_it_frees_its_model():
+    """That thread may wait for the lock under which it is waited for: what stays, cannot hang."""
+    env = os.environ | {
+        "TORCHELASTIC_RUN_ID": "a1", "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+    }  # fmt: skip
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PARTED], env=env, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+
+    assert ended.returncode == 0, ended.stderr
+    assert "pt_gloo_runloop" in ended.stdout
+
+
 def run_on_two_ranks(host: Host, name: str, steps: int) -> Finished:
     done = run_on_ranks(host, name, tiny_training(max_steps=steps, gradient_accumulation_steps=2))
     assert done.returncode == 0, done.stderr
