@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class Endpoint:
     folder: Path
     process: subprocess.Popen[str]
     key: str = ""
+    clients: list[OpenAI] = field(default_factory=list)  # closed when it has ended
 
     def said(self, kind: str) -> list[dict[str, Any]]:
         """Return the bodies of its events of a kind, as far as they are written."""
@@ -60,9 +61,10 @@ class Endpoint:
     def client(self, key: str | None = None, retries: int = 0) -> OpenAI:
         """Return the official client on it."""
         key = self.key or "none" if key is None else key
-        return OpenAI(
-            base_url=f"{self.address()}/v1", api_key=key, max_retries=retries, timeout=60.0
-        )
+        base_url = f"{self.address()}/v1"
+        made = OpenAI(base_url=base_url, api_key=key, max_retries=retries, timeout=60.0)
+        self.clients.append(made)
+        return made
 
     def get(self, path: str) -> httpx.Response:
         """Return what it answers to a plain GET."""
@@ -129,6 +131,8 @@ def ended(endpoint: Endpoint) -> Iterator[Endpoint]:
             endpoint.process.send_signal(signal.SIGKILL)
         if not endpoint.process.stderr.closed:
             endpoint.process.communicate()
+        for client in endpoint.clients:
+            client.close()
 
 
 def complete(client: OpenAI, prompt: Any = PROMPT, **changes: Any) -> Any:

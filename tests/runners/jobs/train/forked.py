@@ -30,9 +30,9 @@ def forked(size: int, work: Callable[[Ranks], None]) -> list[int]:
 def _end(rank: int, size: int, port: int, work: Callable[[Ranks], None]) -> None:
     code = 1
     try:
-        work(_joined(rank, size, port))
-        if size > 1:
-            dist.barrier()
+        ranks = _joined(rank, size, port)
+        work(ranks)
+        ranks.total([0.0])  # nobody leaves while another still waits; who was lost is named
         code = 0
     except RankLostError as error:
         sys.stderr.write(f"rank {rank}: {error}\n")
