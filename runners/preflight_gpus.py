@@ -79,12 +79,10 @@ def narrow_products(gpus: Sequence[GpuFacts]) -> PreflightCheck:
 
 def block_attention(gpus: Sequence[GpuFacts]) -> PreflightCheck:
     """Judge whether an attempt has GPUs that train with FlexAttention; no processor does."""
-    asked = f"of compute capability {TRITON_CAPABILITY[0]}.{TRITON_CAPABILITY[1]} or newer"
-    old = [gpu for gpu in gpus if _capability(gpu) < TRITON_CAPABILITY]
+    asked, old = _asked(TRITON_CAPABILITY), _too_old(gpus, TRITON_CAPABILITY)
     if gpus and not old:
         return yes("flex", f"{len(gpus)} GPUs {asked} train with FlexAttention.")
-    named = ", ".join(f"{gpu.name} ({gpu.compute_capability or 'unknown'})" for gpu in old)[:400]
-    why = f"too old are {named}" if old else "processors have no backward pass of it"
+    why = old or "processors have no backward pass of it"
     return no(
         "flex",
         f"FlexAttention trains on GPUs {asked}; {why}.",

@@ -69,13 +69,9 @@ def _mixed(spec: Mapping[str, object]) -> MixedData | None:
 
 def _row(number: int, text: str, begun: float, told: Mapping[str, float]) -> SourceRow:
     weight, loss, reference = (told.get(f"source{number}_{name}") for name in FIGURES)
-    return SourceRow(
-        number,
-        text,
-        percent(begun),
-        *(UNKNOWN if weight is None else percent(weight),),
-        *(UNKNOWN if each is None else f"{each:.3f}" for each in (loss, reference)),
-    )
+    share = UNKNOWN if weight is None else percent(weight)
+    losses = (UNKNOWN if each is None else f"{each:.3f}" for each in (loss, reference))
+    return SourceRow(number, text, percent(begun), share, *losses)
 
 
 def _newest(job: Job, count: int) -> dict[str, float]:

@@ -11,9 +11,10 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+from torch.autograd.profiler_util import FunctionEvent
 
 KINDS = {
     "all_reduce": "sums (all-reduce)",
@@ -129,7 +130,7 @@ def awaited(messages: Iterable[Span], computing: Sequence[Span]) -> list[Span]:
 
 
 def timeline_of(
-    events: Iterable[Any], axes: Mapping[str, str], recorded: Sequence[Recorded]
+    events: Iterable[FunctionEvent], axes: Mapping[str, str], recorded: Sequence[Recorded]
 ) -> Timeline:
     """Return what a rank did by the events of its profile.
 
@@ -168,16 +169,16 @@ def recorded_exchanges(since_ns: int) -> list[Recorded]:
     return [Recorded(name, group) for _, name, group in found]
 
 
-def _groups(exchanges: Sequence[Any], recorded: Sequence[Recorded]) -> list[str]:
+def _groups(exchanges: Sequence[FunctionEvent], recorded: Sequence[Recorded]) -> list[str]:
     """Return the name of the group that each exchange was in; nothing where it is not told.
 
     NCCL's events carry it. gloo's do not: they are told by the order among those of one name,
     and since each group has threads of its own, by what most messages of a thread are.
     """
     named: dict[str, list[str]] = defaultdict(list)
-    for each in recorded:
-        named[each.name].append(each.group)
-    seen: dict[str, list[Any]] = defaultdict(list)
+    for entry in recorded:
+        named[entry.name].append(entry.group)
+    seen: dict[str, list[FunctionEvent]] = defaultdict(list)
     for each in sorted(exchanges, key=lambda each: each.time_range.start):
         seen[each.name].append(each)
     votes: dict[int, Counter[str]] = defaultdict(Counter)
@@ -188,18 +189,18 @@ def _groups(exchanges: Sequence[Any], recorded: Sequence[Recorded]) -> list[str]
     return [_told(each) or _most(votes[each.thread], each) for each in exchanges]
 
 
-def _told(event: Any) -> str:  # noqa: ANN401 - torch's events have no public type
+def _told(event: FunctionEvent) -> str:
     metadata = event.event_metadata
     return (metadata.process_group_name or "") if metadata else ""
 
 
-def _most(votes: Counter[str], event: Any) -> str:  # noqa: ANN401 - as above
+def _most(votes: Counter[str], event: FunctionEvent) -> str:
     if not votes or kind_of(event.name) == "send_recv":
         return ""
     return votes.most_common(1)[0][0]
 
 
-def _computing(events: Iterable[Any], exchanges: Iterable[Any]) -> list[Span]:
+def _computing(events: Iterable[FunctionEvent], exchanges: Iterable[FunctionEvent]) -> list[Span]:
     """Return when a processor's threads computed: copies within a message are part of it."""
     within: dict[int, list[Span]] = defaultdict(list)
     for each in exchanges:
@@ -220,10 +221,10 @@ def _is_within(span: Span, others: Sequence[Span] | None) -> bool:
     return at >= 0 and span.end <= others[at].end
 
 
-def _is_computing(kernel: Any) -> bool:  # noqa: ANN401 - as above
+def _is_computing(kernel: FunctionEvent) -> bool:
     is_copy = kernel.name.startswith(("Memcpy", "Memset"))
     return not (is_copy or kind_of(kernel.name) or kernel.is_user_annotation)
 
 
-def _span(event: Any) -> Span:  # noqa: ANN401 - as above
+def _span(event: FunctionEvent) -> Span:
     return Span(event.time_range.start, event.time_range.end)
