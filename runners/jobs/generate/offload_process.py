@@ -55,9 +55,16 @@ class Way:
         return found
 
     def tell(self, line: str) -> None:
-        """Send a line."""
-        self._out.write(f"{line}\n")
-        self._out.flush()
+        """Send a line.
+
+        Raises:
+            WayEndedError: nobody reads it: the process died.
+        """
+        try:
+            self._out.write(f"{line}\n")
+            self._out.flush()
+        except BrokenPipeError:
+            raise WayEndedError(self._process.wait()) from None
 
     def hear(self) -> str:
         """Return its next line.
@@ -69,6 +76,11 @@ class Way:
         if not line:
             raise WayEndedError(self._process.wait())
         return line
+
+    def end(self) -> None:
+        """Kill it, and let go of its pipes."""
+        self._process.kill()
+        self._process.communicate()
 
 
 def forget(folder: Path) -> None:
@@ -94,10 +106,10 @@ def capped(order: Order, cap_bytes: int) -> Iterator[Way]:
         process = subprocess.Popen(
             module, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        if process.stdin is None or process.stdout is None:
+            raise RuntimeError("the pipes of a way were not opened")
+        way = Way(process, process.stdin, process.stdout)
         try:
-            if process.stdin is None or process.stdout is None:
-                raise RuntimeError("the pipes of a way were not opened")
-            way = Way(process, process.stdin, process.stdout)
             libraries = json.loads(way.hear())["file_bytes"]
             cap.limit(cap_bytes - libraries)  # the kernel counts shared pages where they were read
             cap.take_in(process.pid)  # it waits for its order: nothing is loaded yet
@@ -105,5 +117,4 @@ def capped(order: Order, cap_bytes: int) -> Iterator[Way]:
             way.hear()
             yield way
         finally:
-            process.kill()
-            process.communicate()
+            way.end()

@@ -26,13 +26,14 @@ def make_all(base: Path, root: Path, made: Made) -> dict[str, PreTrainedModel]:
 
 
 def make_adapter(base: Path, folder: Path, seed: int, **options) -> PreTrainedModel:
-    """Save an adapter of random matrices into ``folder``; return the base with it merged."""
+    """Save an adapter of ``seed``'s matrices into ``folder``; return the base with it merged."""
     model = load_folder(base, "fp32", CPU)
-    lora = Lora(model, LoraOptions(**{"rank": 4, "alpha": 8, **options}))
-    generator = torch.Generator().manual_seed(seed)
-    for name, each in model.named_parameters():
-        if "lora_B" in name:
-            each.data = torch.randn(each.shape, generator=generator)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        lora = Lora(model, LoraOptions(**{"rank": 4, "alpha": 8, **options}))
+        for name, each in model.named_parameters():
+            if "lora_B" in name:
+                each.data = torch.randn(each.shape)
     folder.mkdir(parents=True)
     lora.save(folder, FolderModel(path=str(base)), weights_digest(base))
     return lora.merge()

@@ -23,6 +23,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("ignore"))
 
 
+@pytest.fixture(autouse=True)
+def drawn_alike() -> None:
+    """Let torch draw the same numbers in a test whichever tests ran before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
     return Host(tmp_path_factory.mktemp("jobs") / "host")

@@ -1,9 +1,9 @@
 """The bench of a policy asks the planner, gives both ways one cap, and compares like with like."""
 
+import contextlib
 import json
 import subprocess
 import sys
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -109,24 +109,47 @@ def test_both_ways_write_the_same_and_only_ours_says_what_lay_where(orders):
     assert none() == {}
 
 
-def way_of(*rounds):
-    """A process that says prepared lines, one each time it is asked."""
-    said = enumerate(rounds, start=1)
-    lines = [
-        json.dumps({"processor_seconds": 1, "read_bytes": at * MB, **each}) for at, each in said
-    ]
-    code = f"import sys\nfor line in {lines!r}:\n  sys.stdin.readline(); print(line, flush=True)"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    return Way(process, process.stdin, process.stdout)
+@pytest.fixture
+def running():
+    """A way whose process runs a line of code, until the test is over."""
+    with contextlib.ExitStack() as ending:
+
+        def begin(code):
+            process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            way = Way(process, process.stdin, process.stdout)
+            ending.callback(way.end)
+            return way
+
+        yield begin
+
+
+@pytest.fixture
+def way_of(running):
+    """A way that says prepared rounds, one each time it is asked."""
+
+    def begin(*rounds):
+        said = enumerate(rounds, start=1)
+        lines = [
+            json.dumps({"processor_seconds": 1, "read_bytes": at * MB, **each})
+            for at, each in said
+        ]
+        return running(
+            f"import sys\nfor line in {lines!r}:\n  sys.stdin.readline(); print(line, flush=True)"
+        )
+
+    return begin
 
 
 def answered(seconds, *answers, **more):
     return {"seconds": seconds, "answers": list(answers), "figures": {}, **more}
 
 
-def test_the_first_round_of_each_way_is_not_counted():
+def test_the_first_round_of_each_way_is_not_counted(way_of):
     effort = replace(TINY, num_prompts=2, rounds=2)
     theirs = way_of(*(answered(each, "a", "b") for each in (50.0, 8.0, 2.0)))
     ours = way_of(*(answered(each, "a", "b") for each in (0.1, 2.0, 2.0)))
@@ -137,7 +160,7 @@ def test_the_first_round_of_each_way_is_not_counted():
     assert (read.value, read.n, read.of) == (pytest.approx(1.0), 2, "bytes read from disk")
 
 
-def test_bytes_are_those_that_each_round_read_more():
+def test_bytes_are_those_that_each_round_read_more(way_of):
     effort = replace(TINY, num_prompts=1, rounds=2)
     theirs = way_of(*(answered(1.0, "a", read_bytes=each) for each in (900, 1300, 1700)))
     ours = way_of(*(answered(1.0, "a", read_bytes=each) for each in (500, 600, 700)))
@@ -147,7 +170,7 @@ def test_bytes_are_those_that_each_round_read_more():
     assert read.value == pytest.approx(4.0)
 
 
-def test_where_all_is_in_memory_no_bytes_are_compared():
+def test_where_all_is_in_memory_no_bytes_are_compared(way_of):
     effort = replace(TINY, num_prompts=1, rounds=1)
     theirs = way_of(*(answered(1.0, "a", read_bytes=500) for _ in range(2)))
 
@@ -156,7 +179,7 @@ def test_where_all_is_in_memory_no_bytes_are_compared():
     assert found.of == "seconds"
 
 
-def test_ways_that_write_different_text_are_not_compared():
+def test_ways_that_write_different_text_are_not_compared(way_of):
     effort = replace(TINY, num_prompts=2, rounds=1)
     theirs, ours = way_of(answered(1.0, "a", "b")), way_of(answered(1.0, "a", "c"))
 
@@ -164,21 +187,25 @@ def test_ways_that_write_different_text_are_not_compared():
         next(in_turns([theirs, ours], effort))
 
 
-def test_a_way_that_dies_is_told():
+def test_a_way_that_dies_is_told(way_of):
     with pytest.raises(WayEndedError, match="a way of the bench ended with 0"):
         way_of().run()
 
 
-def test_a_way_that_takes_longer_than_it_may_is_killed_and_told():
-    code = "import sys, time; sys.stdin.readline(); time.sleep(600)"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+def test_a_way_that_died_before_it_was_asked_is_told(running):
+    way = running("raise SystemExit(5)")
+    with pytest.raises(WayEndedError):
+        way.hear()
+
+    with pytest.raises(WayEndedError, match="a way of the bench ended with 5"):
+        way.run()
+
+
+def test_a_way_that_takes_longer_than_it_may_is_killed_and_told(running):
+    way = running("import sys, time; sys.stdin.readline(); time.sleep(600)")
 
     with pytest.raises(WayEndedError, match=r"ended with -9 .*or it took too long"):
-        Way(process, process.stdin, process.stdout).run(patience_seconds=0.2)
-
-    assert process.poll() == -9
+        way.run(patience_seconds=0.2)
 
 
 class Tried:
@@ -187,24 +214,27 @@ class Tried:
     A map above ``worn_bytes`` dies only of the whole pile.
     """
 
-    def __init__(self, deadly_bytes, seconds, worn_bytes=10**12):
+    def __init__(self, way_of, deadly_bytes, seconds, worn_bytes=10**12):
+        self.way_of = way_of
         self.deadly_bytes, self.worn_bytes = deadly_bytes, worn_bytes
         self.seconds, self.orders = seconds, []
 
-    @contextmanager
+    @contextlib.contextmanager
     def __call__(self, order, _cap_bytes):
         self.orders.append(order)
         rounds = [answered(self.seconds[order.batch_size], "a")] * 2
         whole = order.num_prompts > order.batch_size
         deadly = self.worn_bytes if whole else self.deadly_bytes
-        yield way_of(*([] if order.memory_bytes > deadly else rounds))
+        yield self.way_of(*([] if order.memory_bytes > deadly else rounds))
 
 
 SECONDS = {64: 20.0, 32: 9.0, 16: 4.0, 8: 3.0}
 
 
-def test_a_map_that_is_killed_is_given_less_and_the_soonest_batch_is_taken(monkeypatch, orders):
-    effort, tried = Effort(), Tried(180 * MB, SECONDS)
+def test_a_map_that_is_killed_is_given_less_and_the_soonest_batch_is_taken(
+    monkeypatch, orders, way_of
+):
+    effort, tried = Effort(), Tried(way_of, 180 * MB, SECONDS)
     monkeypatch.setattr(offload_bench, "capped", tried)
 
     found = best_batch(effort, question(effort, dict(MACHINE)), orders[1])
@@ -216,10 +246,12 @@ def test_a_map_that_is_killed_is_given_less_and_the_soonest_batch_is_taken(monke
     assert (whole.num_prompts, whole.batch_size) == (orders[1].num_prompts, 16)
 
 
-def test_a_map_that_keeps_its_pace_for_one_batch_only_gives_way_to_the_next(monkeypatch, orders):
+def test_a_map_that_keeps_its_pace_for_one_batch_only_gives_way_to_the_next(
+    monkeypatch, orders, way_of
+):
     effort = Effort()
     order = orders[1].model_copy(update={"num_prompts": effort.num_prompts})
-    tried = Tried(180 * MB, SECONDS, worn_bytes=120 * MB)
+    tried = Tried(way_of, 180 * MB, SECONDS, worn_bytes=120 * MB)
     monkeypatch.setattr(offload_bench, "capped", tried)
 
     found = best_batch(effort, question(effort, dict(MACHINE)), order)
@@ -232,9 +264,9 @@ def test_a_map_that_keeps_its_pace_for_one_batch_only_gives_way_to_the_next(monk
     ]
 
 
-def test_a_cap_under_which_every_map_is_killed_is_told(monkeypatch, orders):
+def test_a_cap_under_which_every_map_is_killed_is_told(monkeypatch, orders, way_of):
     effort = Effort()
-    monkeypatch.setattr(offload_bench, "capped", Tried(0, dict.fromkeys(SECONDS, 1.0)))
+    monkeypatch.setattr(offload_bench, "capped", Tried(way_of, 0, dict.fromkeys(SECONDS, 1.0)))
 
     with pytest.raises(RuntimeError, match="map answers nothing in 720000000 bytes; raise cap"):
         best_batch(effort, question(effort, dict(MACHINE)), orders[1])

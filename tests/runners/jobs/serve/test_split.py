@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -281,7 +282,8 @@ def test_one_that_does_not_start_ends_the_others_and_is_the_jobs_reason(start, s
         ended = endpoint.end()
 
     assert ended.returncode == 3
-    assert "engine 1 does not start with this model: error: " in ended.stderr
+    # All three refuse at once: who is seen first is chance.
+    assert re.search(r"engine [12] does not start with this model: error: ", ended.stderr)
     assert time.monotonic() - began < 100
 
 
