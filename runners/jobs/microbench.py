@@ -32,8 +32,8 @@ from runners.jobs.memory import (
     tensor_bytes,
 )
 from runners.jobs.runtime import prepare_process
+from runners.jobs.train.judge import VALIDATION_TOKENS
 from runners.jobs.train.optimizers import build_optimizer
-from runners.jobs.train.trainer import VALIDATION_TOKENS
 from runners.jobspec import DemoModel
 
 GEMM_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -89,9 +89,11 @@ class Ranks:
         Raises:
             RankLostError: not every rank answered in time.
         """
-        (length,) = self.total([float(len(said)) if self.is_lead else 0.0])
-        told = self.total(list(said) if self.is_lead else [0.0] * int(length))
-        return bytes(map(int, told))
+        told = [said]
+        if not self.is_alone:
+            with lost_rank_named(self):
+                dist.broadcast_object_list(told, src=self.lead, device=pick_device())
+        return told[0]
 
     def copy_from_lead(self, tensors: Sequence[torch.Tensor]) -> None:
         """Overwrite tensors with the lead's; all ranks pass the same shapes in the same order.

@@ -34,6 +34,7 @@ from runners.jobs.telemetry import job_telemetry
 from runners.jobs.tokenizer import TokenIds, demo_tokenizer, tokenized
 from runners.jobs.train.attending import JUDGED, attend
 from runners.jobs.train.classifying import classifier, read_labelled
+from runners.jobs.train.judge import HeldOut
 from runners.jobs.train.mixture import mixture_of
 from runners.jobs.train.outcome import TRAINING, Prepared, finish
 from runners.jobs.train.quantized import quantize_for_training
@@ -80,10 +81,7 @@ def _train(job: Job, spec: TrainSpec, ranks: Ranks) -> tuple[Prepared, Peak] | N
         if trainer.blocks is not None:
             whole.set_attn_implementation(JUDGED)
         trainer.model = _widened(whole) if spec.compute_dtype == "fp8" else whole
-        trainer.take_best_weights()
-        if trainer.sampler is not None:
-            step = (trainer.best.exported or trainer.state).step
-            trainer.sampler.take(whole, step, is_final=True)
+        trainer.judge.finish(trainer.model, trainer.state)
     return prepared, peak
 
 
@@ -111,13 +109,13 @@ def _prepare(job: Job, spec: TrainSpec, ranks: Ranks) -> Prepared:
         quantize_for_training(model, spec.quantized)
     weights = model_bytes(model)
     lora = _adapter(job, spec, model, device)
-    trainer = Trainer(job, spec, model, data.batches, held_out, device, ranks, data.judged)
-    trainer.blocks = blocks
-    trainer.mixture = mixture_of(data, spec)
+    kept = HeldOut(held_out, data.judged)
+    trainer = Trainer(job, spec, model, data.batches, kept, device, ranks, blocks)
+    trainer.judge.mixture = mixture_of(data, spec)
     if spec.text_samples is not None:
         prompts = prompts_of(spec.text_samples, tokenizer, data.judged, held_out)
         longest = spec.sequence_length
-        trainer.sampler = Sampler(job, spec.text_samples, tokenizer, prompts, longest)
+        trainer.judge.sampler = Sampler(job, spec.text_samples, tokenizer, prompts, longest)
     trainer.resume()
     if lora is None:
         weights = trainer.layout.weight_bytes()

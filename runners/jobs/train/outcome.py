@@ -51,7 +51,7 @@ def finish(prepared: Prepared, peak: Peak) -> None:
     trained |= _data_figures(prepared)
     model = prepared.lora.merge() if prepared.lora is not None else made_plain(trainer.model)
     model = ready(model, dtype=TORCH_DTYPES[spec.published_dtype])
-    perplexity = evaluate(model, trainer.held_out_ids, FINAL_EVALUATION_TOKENS)
+    perplexity = evaluate(model, trainer.held_out.ids, FINAL_EVALUATION_TOKENS)
     parameters = float(sum(each.numel() for each in model.parameters()))
     said = perplexity.measured()
     measured = {**_measured(trainer, peak), **said, "parameters": parameters, **trained}
@@ -119,7 +119,7 @@ def _publish_adapter(prepared: Prepared, lora: Lora) -> dict[str, float]:
     base = spec.model
     if not isinstance(base, FolderModel | ArtefactModel) or spec.lora is None:
         raise BadInputError("an adapter needs a base with trained weights")
-    perplexity = evaluate(trainer.model, trainer.held_out_ids, FINAL_EVALUATION_TOKENS)
+    perplexity = evaluate(trainer.model, trainer.held_out.ids, FINAL_EVALUATION_TOKENS)
     digest = weights_digest(opened_model(base, job.host_dir))
     measured = {"adapter_perplexity": perplexity.value, **_trained_figures(trainer)}
     card = _card(spec, measured, {"adapter_perplexity": perplexity.note()}, "Adapter")
@@ -131,7 +131,7 @@ def _publish_adapter(prepared: Prepared, lora: Lora) -> dict[str, float]:
 
 def _measured(trainer: Trainer, peak: Peak) -> dict[str, float]:
     step_seconds = statistics.median(steady(trainer.step_seconds or [0.0]))
-    state, best = trainer.state, trainer.best.exported
+    state, best = trainer.state, trainer.judge.best.exported
     tokens = state.tokens / max(1, state.step)
     return {
         "tokens_per_second": tokens / step_seconds if step_seconds else 0.0,
@@ -179,15 +179,9 @@ def _course_notes(trainer: Trainer) -> dict[str, str]:
     notes = {}
     if not trainer.ranks.is_alone:
         notes["ranks"] = _ranks_note(trainer)
-    if trainer.mixture is not None:
-        notes["mixture"] = trainer.mixture.note(trainer.state)
     if trainer.writer.num_written:
         notes["checkpoint_wait_seconds"] = trainer.writer.note()
-    notes |= trainer.watch.notes()
-    if trainer.best.exported is not None:
-        notes["exported_step"] = f"the weights are {trainer.best.note()}"
-    if trainer.is_over:
-        notes["early_stop"] = trainer.patience.note(trainer.state)
+    notes |= trainer.watch.notes() | trainer.judge.notes(trainer.state)
     if trainer.resumed_at_step is not None:
         notes["resumed"] = f"from the checkpoint at step {trainer.resumed_at_step}"
     return notes

@@ -17,6 +17,7 @@ from runners.jobs.runtime import Job
 from runners.jobs.tokenizer import TokenIds
 from runners.jobs.train.batches import TextBatches
 from runners.jobs.train.growing import with_growing_lengths
+from runners.jobs.train.judge import HeldOut
 from runners.jobs.train.trainer import Trainer
 from runners.jobspec import RandomModel, TrainSpec
 from runners.messages import RunRequest
@@ -50,4 +51,4 @@ def quiet_trainer(
     emitter = Emitter(os.open(os.devnull, os.O_WRONLY))
     job = Job(folder, folder, request, emitter, threading.Event())
     batches = with_growing_lengths(spec, lambda each: TextBatches(text, each))
-    return Trainer(job, spec, model, batches, ids, torch.device("cpu"), ranks)
+    return Trainer(job, spec, model, batches, HeldOut(ids), torch.device("cpu"), ranks)

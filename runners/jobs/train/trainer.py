@@ -10,41 +10,32 @@ import torch
 from transformers import PreTrainedModel
 
 from runners.jobs.attention import attention
-from runners.jobs.evaluation import evaluate
 from runners.jobs.live_bytes import activations_counted
 from runners.jobs.memory import optimizer_bytes, terms_held
 from runners.jobs.ranks import ALONE, Ranks
 from runners.jobs.runtime import BadInputError, Job
-from runners.jobs.tokenizer import TokenIds
 from runners.jobs.train.attending import JUDGED, BlockAttention
 from runners.jobs.train.batches import Batch, Batches
-from runners.jobs.train.best import BestWeights, JudgedStep
 from runners.jobs.train.checkpoint import TrainState
 from runners.jobs.train.checkpoint_writing import CheckpointWriter
 from runners.jobs.train.compiled_layers import PLAIN_STEPS, CompiledLayers
 from runners.jobs.train.fused_updates import FusedUpdate
 from runners.jobs.train.guard import SpikeGuard
 from runners.jobs.train.integers import hold_as_integers
-from runners.jobs.train.labelled import JudgedLabels
+from runners.jobs.train.judge import HeldOut, Judge
 from runners.jobs.train.layout import StepLoss
 from runners.jobs.train.layouts.choice import chosen_layout
 from runners.jobs.train.loss_scale import LossScale
 from runners.jobs.train.messages_watch import MessagesWatch
-from runners.jobs.train.mixture import Mixture
 from runners.jobs.train.optimizers import build_optimizer
-from runners.jobs.train.patience import Patience
 from runners.jobs.train.recomputation import recompute
 from runners.jobs.train.schedule import Pace, learning_rate_ratio
-from runners.jobs.train.sources import Judged
 from runners.jobs.train.swap import activations_away
-from runners.jobs.train.text_samples import Sampler
 from runners.jobspec import TrainSpec
 
 MAX_GRAD_NORM = 1.0
 METRIC_INTERVAL_SECONDS = 0.25  # at most four points a second reach the charts
 SAY_INTERVAL_SECONDS = 2.0  # a person reads one line of log in two seconds
-VALIDATION_TOKENS = 4096
-VALIDATIONS_PER_RUN = 8
 FIRST_STEPS_SKIPPED = 2  # allocation and kernel selection, not the speed of training
 
 
@@ -56,18 +47,14 @@ class Trainer:
     spec: TrainSpec
     model: PreTrainedModel
     batches: Batches
-    held_out_ids: TokenIds
+    held_out: HeldOut
     device: torch.device
     ranks: Ranks = ALONE
-    judged: Judged | JudgedLabels | None = None  # kept of the data; None: the host's held-out text
-    sampler: Sampler | None = None  # writes text on the way
     blocks: BlockAttention | None = None  # where it attends by blocks
-    mixture: Mixture | None = None  # moves the weights of the data's sources
     state: TrainState = field(default_factory=TrainState)
     step_seconds: list[float] = field(default_factory=list)
     last_loss: float = math.nan
     resumed_at_step: int | None = None
-    is_over: bool = False  # validations brought nothing any more: the ranks agreed on it
     trained_tokens: int = 0  # by this process: those before a restart took joules of their own
 
     def __post_init__(self) -> None:
@@ -96,15 +83,16 @@ class Trainer:
             skips=spec.on_spike == "skip",
         )
         self.scale = LossScale() if spec.compute_dtype == "fp16" else None
-        self.patience = Patience(spec.early_stop_validations)
-        self.best = BestWeights(self.job.checkpoint_dir)
         self.watch = MessagesWatch(self.ranks, self.layout.axes_of_groups)
         self.writer = CheckpointWriter(self.job.checkpoint_dir, spec.keep_checkpoints)
         self._writes_beside = spec.writes_beside_steps(self.device.type)
+        self.judge = Judge(
+            self.job, spec, self.layout, self.ranks, self.pace, self.held_out, self.aside,
+            self.writer if self._writes_beside else None,
+        )  # fmt: skip
         self._data_seconds = 0.0  # of the step under way
         self._next_metric_at = 0.0
         self._next_line_at = 0.0
-        self._next_validation = 1.0 / VALIDATIONS_PER_RUN
         self._last_checkpoint_at = time.monotonic()
 
     def resume(self) -> None:
@@ -115,10 +103,7 @@ class Trainer:
             self.resumed_at_step = state.step
             if self.scale is not None and state.loss_scale:
                 self.scale.value, self.scale.good_steps = state.loss_scale, state.scaled_steps
-            if self.mixture is not None:
-                self.mixture.go_on(state)
-            done = math.floor(self.pace.fraction(state) * VALIDATIONS_PER_RUN)
-            self._next_validation = (done + 1) / VALIDATIONS_PER_RUN
+            self.judge.resume(state)
 
     def run(self) -> bool:
         """Train to the end; return False when a stop was asked for and a checkpoint stands.
@@ -135,15 +120,16 @@ class Trainer:
     def _train(self) -> bool:
         self.model.train()
         self.layout.begin()
-        self._move_mixture_when_due()
+        self.judge.begin(self.state)
         while True:
             is_stopped, is_due = self._agree()
             self._tell_written()
             if is_due and not is_stopped:
                 self.checkpoint(beside_steps=self._writes_beside)
-            if self.is_over:
-                self.job.emitter.say(self.ranks.name + self.patience.note(self.state))
-            if self.pace.fraction(self.state) >= 1.0 or self.is_over:
+            is_over = self.judge.is_over
+            if is_over:
+                self.job.emitter.say(self.ranks.name + self.judge.patience.note(self.state))
+            if self.pace.fraction(self.state) >= 1.0 or is_over:
                 if self.compiled is not None:
                     self.compiled.end()
                 self.writer.finish()
@@ -167,10 +153,10 @@ class Trainer:
         elapsed = self.state.elapsed_seconds if self.ranks.is_lead else 0.0
         since = time.monotonic() - self._last_checkpoint_at
         is_due = since >= self.spec.checkpoint_every_seconds and not self.writer.is_busy
-        is_over = self.ranks.is_lead and self.patience.is_over(self.state)
+        is_over = self.ranks.is_lead and self.judge.patience.is_over(self.state)
         told = [float(asks), float(is_due and self.ranks.is_lead), float(is_over), elapsed]
         num_asking, due, over, self.state.elapsed_seconds = self.ranks.total(told)
-        self.is_over = over > 0
+        self.judge.is_over = over > 0
         return num_asking > 0, due > 0
 
     def checkpoint(self, *, beside_steps: bool = False) -> None:
@@ -281,9 +267,7 @@ class Trainer:
             "data_wait_ratio": self._data_seconds / seconds,
         }
         self._emit({**values, **speed})
-        self._validate_when_due()
-        self._sample_when_due()
-        self._move_mixture_when_due()
+        self.judge.after_step(self.state)
         self.state.elapsed_seconds += time.monotonic() - began
 
     def _num_tokens(self, micro_steps: range) -> int:
@@ -303,48 +287,8 @@ class Trainer:
             *self.pace.progress(self.state), self.pace.eta_seconds(self.state)
         )
 
-    def _validate_when_due(self) -> None:
-        fraction = self.pace.fraction(self.state)
-        if fraction < self._next_validation or fraction >= 1.0:
-            return
-        self._next_validation += 1.0 / VALIDATIONS_PER_RUN
-        self.layout.synchronise()
-        model = self.layout.whole()
-        if model is not None:
-            with self._aside(model):
-                found = self.validation(model)
-            self.job.emitter.metric(found, step=self.state.step)
-            self.patience.take(self.state, found["validation_loss"])
-            if self.spec.keep_best:
-                judged = JudgedStep(self.state.step, found["validation_loss"])
-                self.best.take(model, judged, self.writer if self._writes_beside else None)
-
-    def _move_mixture_when_due(self) -> None:
-        """Have all ranks draw by the weights that follow from the lead's losses on each source."""
-        mixture, state = self.mixture, self.state
-        if mixture is None or not mixture.is_due(state) or self.pace.fraction(state) >= 1.0:
-            return
-        self.layout.synchronise()
-        model, found = self.layout.whole(), [0.0] * len(mixture.judged)
-        if model is not None:
-            with self._aside(model):
-                found = mixture.losses(model)
-        figures = mixture.move(state, self.ranks.total(found))
-        self.job.emitter.metric(figures if self.ranks.is_lead else {}, step=state.step)
-
-    def _sample_when_due(self) -> None:
-        """Have the whole model write, as it is: copies that part do not meet for it."""
-        step = self.state.step
-        is_over = self.pace.fraction(self.state) >= 1.0
-        if self.sampler is None or is_over or not self.sampler.is_due(step):
-            return
-        model = self.layout.whole()
-        if model is not None:
-            with self._aside(model):
-                self.sampler.take(model, step)
-
     @contextlib.contextmanager
-    def _aside(self, model: PreTrainedModel) -> Iterator[None]:
+    def aside(self, model: PreTrainedModel) -> Iterator[None]:
         """Run the model as it will be loaded within the block: other shapes compile nothing."""
         with contextlib.ExitStack() as ways:
             if self.compiled is not None:
@@ -352,25 +296,6 @@ class Trainer:
             if self.blocks is not None:
                 ways.enter_context(attention(model, JUDGED))
             yield
-
-    def take_best_weights(self) -> None:
-        """Judge the last weights too, and go back to the best ones; the lead asks, at the end."""
-        if not self.spec.keep_best or self.best.kept() is None:
-            return
-        step, last = self.state.step, self.best.last
-        if last is None or last.step != step:
-            found = self.validation(self.model)
-            self.job.emitter.metric(found, step=step)
-            last = JudgedStep(step, found["validation_loss"])
-        self.best.put_back(self.model, last)
-        self.job.emitter.say(f"{self.ranks.name}the weights are {self.best.note()}")
-
-    def validation(self, model: PreTrainedModel) -> dict[str, float]:
-        """Return how a model does on what no step learns from: its mean loss in nats, and more."""
-        if self.judged is not None:
-            return self.judged.validation(model)
-        perplexity = evaluate(model, self.held_out_ids, VALIDATION_TOKENS)
-        return {"validation_loss": math.log(perplexity.value)}
 
 
 def check_fused(optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:

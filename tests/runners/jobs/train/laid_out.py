@@ -5,6 +5,7 @@ its layouts, one after another, and leave what they saw as JSON.
 """
 
 import json
+import math
 import os
 import sys
 import threading
@@ -22,6 +23,7 @@ from runners.jobs.memory import optimizer_bytes
 from runners.jobs.ranks import Ranks
 from runners.jobs.runtime import Job
 from runners.jobs.train.batches import TextBatches
+from runners.jobs.train.judge import HeldOut
 from runners.jobs.train.labelled import LabelledBatches, LabelledRows, Samples
 from runners.jobs.train.optimizers import build_optimizer
 from runners.jobs.train.trainer import Trainer
@@ -169,6 +171,7 @@ class Seen(Trainer):
         self.values: list[dict[str, float]] = []
         self.held: dict[str, int] = {}
         super().__post_init__()
+        self.judge.next_validation = math.inf  # it is made once, at the end
 
     def tell_held(self, **held: int) -> None:
         self.held |= held
@@ -177,9 +180,6 @@ class Seen(Trainer):
         self.values.append(dict(values))
         if self.state.step == self.stop_at:
             self.job.stop_requested.set()
-
-    def _validate_when_due(self) -> None:
-        """Leave the evaluation out: it is made once, at the end."""
 
 
 def trainer_of(
@@ -199,7 +199,7 @@ def trainer_of(
     emitter = Emitter(os.open(os.devnull, os.O_WRONLY))
     job = Job(folder, folder, request, emitter, threading.Event())
     batches = labelled(spec) if model == "distilbert" else TextBatches(ids, spec)
-    return Seen(job, spec, whole, batches, ids, torch.device("cpu"), ranks)
+    return Seen(job, spec, whole, batches, HeldOut(ids), torch.device("cpu"), ranks)
 
 
 def built(model: str) -> PreTrainedModel:

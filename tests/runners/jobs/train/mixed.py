@@ -75,7 +75,7 @@ def mixture(spec: TrainSpec) -> tuple[Drawn, Mixture]:
 def mixed_trainer(options: dict[str, Any] | None, ranks: Ranks, folder: Path) -> Seen:
     """Return a trainer of the two sources in a layout."""
     trainer = laid_out.trainer_of("llama", options, ranks, folder, data=MIXED, samples=PADDED)
-    trainer.batches, trainer.mixture = mixture(trainer.spec)
+    trainer.batches, trainer.judge.mixture = mixture(trainer.spec)
     return trainer
 
 

@@ -15,8 +15,9 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from runners.jobs.ranks import Ranks
+from runners.jobs.train.best import JudgedStep
+from runners.jobs.train.judge import VALIDATIONS_PER_RUN
 from runners.jobs.train.text_samples import Sampler, prompts_of
-from runners.jobs.train.trainer import Trainer
 from runners.jobspec.text_samples import TextSamples
 from tests.runners.jobs.train.forked import forked
 from tests.runners.jobs.train.killed import size_of
@@ -64,32 +65,31 @@ def train(name: str, ranks: Ranks, folder: Path, *, looks: bool) -> dict[str, An
     )
     tokenizer = word_tokenizer()
     if looks:
-        prompts = prompts_of(asked, tokenizer, None, trainer.held_out_ids)
-        trainer.sampler = Sampler(trainer.job, asked, tokenizer, prompts, 16)
+        prompts = prompts_of(asked, tokenizer, None, trainer.held_out.ids)
+        trainer.judge.sampler = Sampler(trainer.job, asked, tokenizer, prompts, 16)
     if looks and name != LOCAL:  # a validation of copies that part is one meeting more
-        trainer._validate_when_due = Trainer._validate_when_due.__get__(trainer)
+        trainer.judge.next_validation = 1.0 / VALIDATIONS_PER_RUN
     trainer.run()
     draw = float(torch.rand(()))
     found = {"losses": [each["loss"] for each in trainer.values], "draw": draw}
     whole = trainer.layout.whole()
-    if whole is not None and trainer.sampler is not None:
+    if whole is not None and trainer.judge.sampler is not None:
         trainer.model = whole
         last = {key: each.detach().clone() for key, each in whole.named_parameters()}
-        trainer.best.take(whole, trainer.best.last or _judged(trainer))
-        trainer.take_best_weights()
-        trainer.sampler.take(whole, STEPS, is_final=True)
-        found["samples"] = [vars(each) for each in trainer.sampler.taken]
-        found["best"] = vars(trainer.best.exported) if trainer.best.exported else None
+        judge = trainer.judge
+        judge.best.take(whole, judge.best.last or _judged(trainer))
+        judge.finish(whole, trainer.state)
+        found["samples"] = [vars(each) for each in judge.sampler.taken]
+        found["best"] = vars(judge.best.exported) if judge.best.exported else None
         found["is_back"] = any(
             not torch.equal(last[key], each) for key, each in whole.named_parameters()
         )
     return found
 
 
-def _judged(trainer: Seen) -> Any:
-    from runners.jobs.train.best import JudgedStep
-
-    return JudgedStep(trainer.state.step, trainer.validation(trainer.model)["validation_loss"])
+def _judged(trainer: Seen) -> JudgedStep:
+    found = trainer.held_out.validation(trainer.model)
+    return JudgedStep(trainer.state.step, found["validation_loss"])
 
 
 def _on_rank(name: str, ranks: Ranks, folder: Path) -> None:

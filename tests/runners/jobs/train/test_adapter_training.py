@@ -14,6 +14,7 @@ from runners.jobs.loading import fresh_model, load_folder
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train import job as train
 from runners.jobs.train.batches import TextBatches
+from runners.jobs.train.judge import HeldOut
 from runners.jobs.train.trainer import Trainer
 from runners.jobspec import ArtefactModel, FolderModel
 from runners.messages import ArtefactBody
@@ -89,7 +90,7 @@ def test_an_adapter_alone_learns_what_repeats_itself(make_job):
     frozen = {n: each.clone() for n, each in model.named_parameters() if not each.requires_grad}
     ids = np.tile(np.arange(8, dtype=np.int32), 40)
     batches = TextBatches(ids, spec)
-    trainer = Trainer(make_job(spec), spec, model, batches, ids, torch.device("cpu"))
+    trainer = Trainer(make_job(spec), spec, model, batches, HeldOut(ids), torch.device("cpu"))
     before = trainer.layout.gradients([batches.micro_batch(0, 0)]).loss
 
     trainer.run()

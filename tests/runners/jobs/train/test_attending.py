@@ -115,11 +115,11 @@ def test_a_trainer_judges_aside_and_notes_what_its_masks_left_out(make_job):
     trainer: Trainer = tiny_trainer(make_job(tiny_training(max_steps=8)))
     trainer.blocks = blocks = BlockAttention(trainer.model)
     ways = []
-    trainer.validation = lambda model: (
+    trainer.held_out.validation = lambda model: (
         ways.append(model.config._attn_implementation) or {"validation_loss": 1.0}
     )
     trainer.state.step = 4
-    trainer._validate_when_due()
+    trainer.judge.after_step(trainer.state)
 
     assert (ways, trainer.model.config._attn_implementation) == ([JUDGED], NAME)
     assert _kernel_notes(trainer)["attention"] == blocks.note()

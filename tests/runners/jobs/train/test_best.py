@@ -11,6 +11,7 @@ from runners.jobs.train import job as train
 from runners.jobs.train.batches import TextBatches
 from runners.jobs.train.best import FOLDER, BestWeights, JudgedStep
 from runners.jobs.train.checkpoint import checkpoints, read_latest
+from runners.jobs.train.judge import HeldOut
 from runners.jobs.train.trainer import Trainer
 from tests.runners.jobs.harness import TINY_CONFIG, tiny_training
 from tests.runners.jobs.train.training import HELD_OUT, IDS, linear, stop_at
@@ -24,7 +25,9 @@ def overfitting(make_job):
         torch.manual_seed(spec.seed)
         model = fresh_model(TINY_CONFIG, torch.float32)
         batches = TextBatches(IDS, spec)
-        return Trainer(make_job(spec), spec, model, batches, HELD_OUT, torch.device("cpu"))
+        return Trainer(
+            make_job(spec), spec, model, batches, HeldOut(HELD_OUT), torch.device("cpu")
+        )
 
     return make
 
@@ -101,13 +104,13 @@ def test_it_leaves_the_weights_of_the_step_that_did_best(overfitting, events_pat
     trainer = overfitting()
     assert trainer.run()
     last = trainer.model.lm_head.weight.clone()
-    trainer.take_best_weights()
+    trainer.judge.finish(trainer.model, trainer.state)
     judged = judged_of(trainer, events_path)
 
     step = min(judged, key=judged.get)
     assert (len(judged), max(judged)) == (8, 40)  # seven on the way, and the last
     assert 0 < step < 40
-    assert trainer.best.exported == JudgedStep(step, judged[step])
+    assert trainer.judge.best.exported == JudgedStep(step, judged[step])
     assert not torch.equal(trainer.model.lm_head.weight, last)
     every = {each.name: each for each in checkpoints(trainer.job.checkpoint_dir)}
     then = overfitting()
@@ -117,7 +120,7 @@ def test_it_leaves_the_weights_of_the_step_that_did_best(overfitting, events_pat
     assert saved is not None
     for name, weight in trainer.model.named_parameters():
         assert torch.equal(weight, saved.weights[name])
-    found = trainer.validation(trainer.model)["validation_loss"]
+    found = trainer.held_out.validation(trainer.model)["validation_loss"]
     assert found == pytest.approx(judged[step], abs=1e-6)
 
 
@@ -125,15 +128,15 @@ def test_a_restart_still_knows_the_best(overfitting):
     first = overfitting()
     stop_at(first, 22)
     assert not first.run()
-    before = first.best.kept()
+    before = first.judge.best.kept()
     second = overfitting()
     second.resume()
     assert second.run()
-    second.take_best_weights()
+    second.judge.finish(second.model, second.state)
 
     assert before is not None
     assert second.resumed_at_step == 22
-    assert second.best.exported == before
+    assert second.judge.best.exported == before
     assert before.step < 22
 
 
@@ -141,12 +144,12 @@ def test_an_early_stop_leaves_the_best_weights(overfitting):
     trainer = overfitting(early_stop_validations=2)
 
     assert trainer.run()
-    trainer.take_best_weights()
+    trainer.judge.finish(trainer.model, trainer.state)
 
-    assert trainer.is_over
-    assert trainer.best.exported is not None
-    assert trainer.best.exported.step < trainer.state.step < 40
-    assert "the weights" not in trainer.patience.note(trainer.state)
+    assert trainer.judge.is_over
+    assert trainer.judge.best.exported is not None
+    assert trainer.judge.best.exported.step < trainer.state.step < 40
+    assert "the weights" not in trainer.judge.patience.note(trainer.state)
 
 
 def test_without_the_option_it_leaves_the_last(overfitting):
@@ -154,10 +157,10 @@ def test_without_the_option_it_leaves_the_last(overfitting):
     assert trainer.run()
     last = trainer.model.lm_head.weight.clone()
 
-    trainer.take_best_weights()
+    trainer.judge.finish(trainer.model, trainer.state)
 
     assert torch.equal(trainer.model.lm_head.weight, last)
-    assert trainer.best.exported is None
+    assert trainer.judge.best.exported is None
     assert not (trainer.job.checkpoint_dir / FOLDER).exists()
 
 

@@ -282,13 +282,13 @@ def test_a_training_leaves_the_same_best_weights_beside_its_steps(make_job, slow
     found = []
     for how in ("in_step", "background"):
         trainer = tiny_trainer(make_job(tiny_training(max_steps=24, checkpoint_writing=how)))
-        trainer.held_out_ids = HELD_OUT
+        trainer.held_out.ids = HELD_OUT
         assert trainer.run()
         assert not trainer.writer.is_busy
         folders = {each.name for each in (trainer.job.checkpoint_dir / FOLDER).iterdir()}
-        trainer.take_best_weights()
+        trainer.judge.finish(trainer.model, trainer.state)
         weights = [each.detach().clone() for each in trainer.model.parameters()]
-        found.append((folders, trainer.best.exported, weights))
+        found.append((folders, trainer.judge.best.exported, weights))
         shutil.rmtree(trainer.job.checkpoint_dir)
     (folders, exported, weights), (folders_beside, exported_beside, weights_beside) = found
 

@@ -12,6 +12,7 @@ from runners.jobs.loading import demo_config, fresh_model
 from runners.jobs.memory import gradient_bytes, optimizer_bytes, resident_bytes
 from runners.jobs.runtime import BadInputError
 from runners.jobs.train.batches import TextBatches
+from runners.jobs.train.judge import HeldOut
 from runners.jobs.train.optimizers import build_optimizer
 from runners.jobs.train.recomputation import recompute
 from runners.jobs.train.trainer import Trainer
@@ -183,7 +184,7 @@ def test_a_trainer_without_a_state_tells_how_much_it_holds(make_job):
     model = fresh_model(TINY_CONFIG, torch.float32)
     job = make_job(spec)
     told = []
-    trainer = Trainer(job, spec, model, TextBatches(ids, spec), ids, torch.device("cpu"))
+    trainer = Trainer(job, spec, model, TextBatches(ids, spec), HeldOut(ids), torch.device("cpu"))
     trainer.tell_held = lambda **held: told.append(held)
 
     trainer.run()

@@ -95,15 +95,18 @@ def test_it_ends_when_the_time_is_up(make_trainer):
 def test_validations_without_a_gain_end_it_and_a_restart_remembers_them(make_trainer, capfd):
     learns_nothing = {"learning_rate": 1e-12, "max_steps": 80}
     trainer = make_trainer(early_stop_validations=2, **learns_nothing)
-    trainer.patience.take(trainer.state, 1.0)  # no loss of this model is as low
-    trainer.patience.take(trainer.state, 2.0)
+    trainer.judge.patience.take(trainer.state, 1.0)  # no loss of this model is as low
+    trainer.judge.patience.take(trainer.state, 2.0)
     trainer.checkpoint()
     resumed = make_trainer(early_stop_validations=2, **learns_nothing)
     resumed.resume()
 
     assert resumed.run()
 
-    assert (resumed.state.step, resumed.is_over) == (10, True)  # the first of eight validations
+    assert (resumed.state.step, resumed.judge.is_over) == (
+        10,
+        True,
+    )  # the first of eight validations
     said = "ended after step 10: 2 validations in a row brought no loss below 1.0000 nats"
     assert said in "".join(capfd.readouterr())
 
@@ -113,7 +116,7 @@ def test_a_training_that_learns_on_is_not_ended(make_trainer):
 
     assert trainer.run()
 
-    assert (trainer.state.step, trainer.is_over) == (20, False)
+    assert (trainer.state.step, trainer.judge.is_over) == (20, False)
     assert trainer.state.validations_without_gain == 0
     assert trainer.state.best_validation_loss > 0
 

@@ -8,6 +8,7 @@ import torch
 from runners.jobs.loading import fresh_model
 from runners.jobs.runtime import Job
 from runners.jobs.train.batches import TextBatches
+from runners.jobs.train.judge import HeldOut
 from runners.jobs.train.trainer import Trainer
 from runners.jobspec import TrainSpec
 from tests.runners.jobs.harness import TINY_CONFIG
@@ -22,7 +23,7 @@ def tiny_trainer(job: Job) -> Trainer:
     spec = job.spec_of(TrainSpec)
     torch.manual_seed(spec.seed)
     model = fresh_model(TINY_CONFIG, torch.float32)
-    return Trainer(job, spec, model, TextBatches(IDS, spec), IDS, torch.device("cpu"))
+    return Trainer(job, spec, model, TextBatches(IDS, spec), HeldOut(IDS), torch.device("cpu"))
 
 
 def linear(value: float) -> torch.nn.Linear:
