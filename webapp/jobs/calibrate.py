@@ -4,7 +4,7 @@ Every figure is predicted again without the host's factors, so that factors neve
 and with today's planner, so that a better formula mends old measurements too.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import structlog
@@ -17,7 +17,7 @@ from planner.specs.calibration import Measurement as PlannerMeasurement
 from planner.specs.estimate import EstimateRequest
 from planner.specs.plan import PlanRequest
 from planner.specs.strategy import Strategy
-from planner.specs.workload import GenerateWorkload, Workload
+from planner.specs.workload import GenerateWorkload, TrainWorkload, Workload
 from runners.jobspec import (
     BenchmarkSpec,
     CompressSpec,
@@ -28,6 +28,7 @@ from runners.jobspec import (
     TrainSpec,
 )
 from webapp.hosts.models import Host
+from webapp.jobs.as_read import rows_read
 from webapp.jobs.models import Job, JobState, Measurement
 
 log = structlog.get_logger(__name__)
@@ -46,7 +47,8 @@ class Question(NamedTuple):
     """One thing that a job measured, as the planner would be asked about it."""
 
     request: EstimateRequest
-    prefix: str
+    prefix: str = ""
+    metrics: Collection[str] = tuple(PLANNER_NAMES)
 
 
 def recalibrate(host: Host) -> HostCalibration:
@@ -73,7 +75,7 @@ def _measurements(job: Job, host: Host) -> list[PlannerMeasurement]:
             for question in questions_of(job)
             for found in measurements_of(
                 question.request,
-                _by_planner_names(measured, question.prefix),
+                _by_planner_names(measured, question),
                 host=host.slug,
                 measured_at=job.ended_at.date().isoformat() if job.ended_at else None,
                 job=job.pk,
@@ -93,11 +95,11 @@ def _included(job: Job) -> dict[str, float]:
     return {name: value for name, value in measured.items() if name not in excluded}
 
 
-def _by_planner_names(measured: Mapping[str, float], prefix: str) -> dict[str, float]:
+def _by_planner_names(measured: Mapping[str, float], question: Question) -> dict[str, float]:
     return {
-        theirs: measured[prefix + ours]
-        for ours, theirs in PLANNER_NAMES.items()
-        if prefix + ours in measured
+        PLANNER_NAMES[ours]: measured[question.prefix + ours]
+        for ours in question.metrics
+        if question.prefix + ours in measured
     }
 
 
@@ -108,26 +110,43 @@ def questions_of(job: Job) -> Iterator[Question]:
     spec = _SPEC.validate_python(job.spec)
     if isinstance(spec, BenchmarkSpec):
         if spec.load is None:  # else who asks decides the figures as much as the host
-            yield Question(_ask(request, _generation(spec, spec.batch_size), strategy), "")
+            yield Question(_ask(request, _generation(spec, spec.batch_size), strategy))
     elif isinstance(spec, TrainSpec | GenerateSpec) and not _holds_otherwise(spec):
         if is_as_planned(spec):
-            yield Question(_ask(request, request.workload, strategy), "")
+            yield from _as_it_ran(job, spec, request, strategy)
     elif isinstance(spec, CompressSpec):
         for prefix, dtype in spec.foreseen:
             stored = Strategy.model_validate({"weight_dtype": dtype})
             yield Question(_ask(request, _generation(spec, 1), stored), prefix)
 
 
-def is_as_planned(spec: TrainSpec | GenerateSpec) -> bool:
-    """Return whether the job did what the plan costs: a real pile's lengths differ.
+def _as_it_ran(
+    job: Job, spec: TrainSpec | GenerateSpec, request: PlanRequest, strategy: Strategy
+) -> Iterator[Question]:
+    """Yield what the planner would be asked about a training's rows, or about a pile."""
+    workload = request.workload
+    if not isinstance(spec, TrainSpec) or isinstance(spec.data, HostText):
+        yield Question(_ask(request, workload, strategy))
+        return
+    rows = rows_read(spec, job.result.get("measured") or {})
+    if rows is None or not isinstance(workload, TrainWorkload):
+        return
+    # The longest row makes the peak of a training on rows of several lengths; nobody knows it.
+    is_even = spec.samples.rows == "packed"
+    metrics = PLANNER_NAMES if is_even else PLANNER_NAMES.keys() - {"peak_memory_bytes"}
+    yield Question(_ask(request, rows.instead_of(workload), strategy), metrics=tuple(metrics))
 
-    Of a training, the planner knows no activations on disk, no rows of samples of several
-    lengths, and no ranks that share a processor.
+
+def is_as_planned(spec: TrainSpec | GenerateSpec) -> bool:
+    """Return whether the job did what the plan costs, if need be of rows as they turned out.
+
+    A real pile's lengths differ. Of a training, the planner knows no activations on disk, no
+    classes of whole samples, and no ranks that share a processor.
     """
     if isinstance(spec, TrainSpec):
-        is_even = isinstance(spec.data, HostText) and spec.objective == "next_token"
+        is_text = spec.objective == "next_token"
         is_alone = spec.parallel.processes_per_host == 1
-        return spec.activation_offload != "disk" and is_even and is_alone
+        return spec.activation_offload != "disk" and is_text and is_alone
     prompts = spec.prompts
     return (
         isinstance(prompts, DemoPrompts)

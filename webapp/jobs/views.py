@@ -17,6 +17,7 @@ from webapp.core.units import clock
 from webapp.hosts.sharing import facts_for
 from webapp.jobs import figures
 from webapp.jobs.actions import allowed
+from webapp.jobs.as_read import as_read
 from webapp.jobs.checklists import Checked, checks_of, preflight_of
 from webapp.jobs.endpoints import endpoint_of, key_shown_once
 from webapp.jobs.energy import unmeasured
@@ -189,6 +190,7 @@ def overview_context(job: Job, drawn: list[Drawn]) -> dict[str, Any]:
         "compared": rows,
         "endpoint": endpoint_of(job),
         "answer": figures.answer(rows),
+        "as_read": as_read(job),
         "no_energy": unmeasured(job),
         "changes": figures.before_after(job),
         "load": under_load(job),

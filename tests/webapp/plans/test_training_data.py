@@ -70,7 +70,8 @@ def test_a_path_reaches_the_job(plan):
     spec = launch_of(plan).spec
 
     assert (spec.data.path, spec.data.format) == ("data/mine.jsonl", "chat")
-    assert not is_as_planned(spec)  # its rows have lengths of their own
+    assert is_as_planned(spec)  # once it has read them: its rows have lengths of their own
+    assert not is_as_planned(spec.model_copy(update={"objective": "classification"}))
 
 
 @pytest.mark.parametrize(

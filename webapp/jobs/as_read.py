@@ -1,0 +1,81 @@
+"""A training's rows as they turned out, and what the plan says of such rows.
+
+A plan takes every position of a row for text: how long samples are in tokens is not known before
+a job has read them. Rows of their own leave padding, and are as wide as the longest of a batch.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pydantic import TypeAdapter
+
+from planner.specs.plan import PlanRequest
+from planner.specs.strategy import Strategy
+from planner.specs.workload import TrainWorkload
+from runners.jobspec import HostText, ModelSpec, TrainSpec
+from webapp.core.display import quantity
+from webapp.core.units import percent
+from webapp.jobs.models import Job
+from webapp.plans.planning import estimate_as_planned
+from webapp.plans.verdict import Value, figure_values
+
+FULL = 0.98  # of a plan's positions: nobody sees the difference
+SHOWN = {"step_seconds": ("seconds", "a step"), "tokens_per_second": ("tokens_per_second", "")}
+_SPEC: TypeAdapter[ModelSpec] = TypeAdapter(ModelSpec)
+
+
+class RowsRead(NamedTuple):
+    """The rows of a training's steps on the average: positions, and their share of padding."""
+
+    length: int
+    padding: float
+
+    def instead_of(self, workload: TrainWorkload) -> TrainWorkload:
+        """Return a workload whose rows are like these."""
+        changes = {"sequence_length": self.length, "padding_ratio": self.padding or None}
+        return workload.model_copy(update=changes)
+
+
+def rows_read(spec: TrainSpec, measured: Mapping[str, float]) -> RowsRead | None:
+    """Return what a job's rows were; None where they are the plan's, or the job does not say."""
+    steps, tokens = measured.get("steps"), measured.get("tokens")
+    padding = measured.get("padding_share")
+    if isinstance(spec.data, HostText) or spec.length_schedule or not steps or not tokens:
+        return None
+    if padding is None or not 0.0 <= padding < 1.0:
+        return None
+    rows = steps * spec.micro_batch_size * spec.gradient_accumulation_steps
+    length = tokens / rows / (1.0 - padding)
+    return RowsRead(min(spec.sequence_length, max(1, round(length))), padding)
+
+
+def as_read(job: Job) -> str:
+    """Return in words what the plan says of the rows that a job read, where they are others."""
+    measured = job.result.get("measured") or {}
+    if job.kind != "train" or "padding_share" not in measured or not job.plan_request:
+        return ""
+    spec, request = _SPEC.validate_python(job.spec), PlanRequest.model_validate(job.plan_request)
+    workload = request.workload
+    if not isinstance(spec, TrainSpec) or not isinstance(workload, TrainWorkload):
+        return ""
+    rows = rows_read(spec, measured)
+    if rows is None or rows.length * (1.0 - rows.padding) >= FULL * workload.sequence_length:
+        return ""
+    strategy = Strategy.model_validate((job.estimate or {}).get("strategy") or {})
+    estimate = estimate_as_planned(request, rows.instead_of(workload), strategy)
+    said = [_words(figure_values(estimate, name), *SHOWN[name]) for name in SHOWN if estimate]
+    if not any(said):
+        return ""
+    return (
+        f"The plan takes every row for {workload.sequence_length:,} tokens of text; those of this "
+        f"data had {rows.length:,} positions on the average, {percent(rows.padding)} of them "
+        f"padding. For such rows it says {' and '.join(filter(None, said))}."
+    )
+
+
+def _words(value: Value | None, unit: str, each: str) -> str:
+    if value is None:
+        return ""
+    middle, low, high = value
+    said = f"{quantity(middle, unit)} {each}".rstrip()
+    return f"{said} ({quantity(low, unit)} to {quantity(high, unit)})" if low and high else said
