@@ -36,11 +36,16 @@ class RowsRead(NamedTuple):
         return workload.model_copy(update=changes)
 
 
+def reads_full_rows(spec: TrainSpec) -> bool:
+    """Return whether every row is a piece of one long text."""
+    return isinstance(spec.data, HostText) and spec.objective == "next_token"
+
+
 def rows_read(spec: TrainSpec, measured: Mapping[str, float]) -> RowsRead | None:
     """Return what a job's rows were; None where they are the plan's, or the job does not say."""
     steps, tokens = measured.get("steps"), measured.get("tokens")
     padding = measured.get("padding_share")
-    if isinstance(spec.data, HostText) or spec.length_schedule or not steps or not tokens:
+    if reads_full_rows(spec) or spec.length_schedule or not steps or not tokens:
         return None
     if padding is None or not 0.0 <= padding < 1.0:
         return None

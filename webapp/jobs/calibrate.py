@@ -23,12 +23,11 @@ from runners.jobspec import (
     CompressSpec,
     DemoPrompts,
     GenerateSpec,
-    HostText,
     ModelSpec,
     TrainSpec,
 )
 from webapp.hosts.models import Host
-from webapp.jobs.as_read import rows_read
+from webapp.jobs.as_read import reads_full_rows, rows_read
 from webapp.jobs.models import Job, JobState, Measurement
 
 log = structlog.get_logger(__name__)
@@ -125,7 +124,7 @@ def _as_it_ran(
 ) -> Iterator[Question]:
     """Yield what the planner would be asked about a training's rows, or about a pile."""
     workload = request.workload
-    if not isinstance(spec, TrainSpec) or isinstance(spec.data, HostText):
+    if not isinstance(spec, TrainSpec) or reads_full_rows(spec):
         yield Question(_ask(request, workload, strategy))
         return
     rows = rows_read(spec, job.result.get("measured") or {})

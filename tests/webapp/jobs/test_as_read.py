@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from runners.jobspec import FileData, SampleOptions, TrainSpec
+from runners.jobspec import FileData, FolderModel, SampleOptions, TrainSpec
 from tests.webapp.conftest import client_of
 from tests.webapp.jobs.test_finish import finish, submitted
 from webapp.jobs.as_read import RowsRead, as_read, rows_read
@@ -38,6 +38,8 @@ def test_rows_are_what_the_steps_read_on_the_average():
     assert rows_read(PADDED, MEASURED) == RowsRead(64, 0.25)
     assert rows_read(PADDED, MEASURED | {"padding_share": 0.0}) == RowsRead(48, 0.0)
     assert rows_read(TrainSpec(), MEASURED) is None  # of the host's own text every row is full
+    classifier = TrainSpec(model=FolderModel(path="bert"), objective="classification")
+    assert rows_read(classifier, MEASURED) == RowsRead(64, 0.25)
     growing = PADDED.model_copy(update={"length_schedule": ((64, 0.5), (256, 0.5))})
     assert rows_read(growing, MEASURED) is None
     for odd in (ODD_STEPS, {"padding_share": 1.0}, {"padding_share": math.nan}, {"tokens": 0.0}):
