@@ -44,6 +44,7 @@ class DataForm(MixtureForm):
         label="Short samples",
         choices=[("packed", "Share a row, kept apart"), ("padded", "One a row, padded")],
         required=False,
+        help_text="The plan takes every row for full, which padded ones are not",
     )
     too_long = forms.ChoiceField(
         label="What is longer than a row",
