@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import psutil
-from openai import OpenAI
+from openai import APIError, OpenAI
 
 from runners.jobs.events import read_events
 from runners.jobspec import ServeSpec
@@ -139,6 +139,14 @@ def complete(client: OpenAI, prompt: Any = PROMPT, **changes: Any) -> Any:
     """Return the answer to a prompt, greedy and short unless told otherwise."""
     asked = {"model": "model", "prompt": prompt, "max_tokens": 12, "temperature": 0}
     return client.completions.create(**{**asked, **changes})
+
+
+def outcome(client: OpenAI, **asked: Any) -> str:
+    """Ask for an answer as ``complete`` does, and return how that ended."""
+    try:
+        return str(complete(client, **asked).choices[0].finish_reason)
+    except APIError as error:
+        return type(error).__name__
 
 
 def kill_until_given_up(endpoint: Endpoint) -> Finished:

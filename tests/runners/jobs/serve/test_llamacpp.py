@@ -23,11 +23,13 @@ from tests.runners.jobs.serve.serving import (
     complete,
     engine_of,
     kill_until_given_up,
+    outcome,
     serving,
     until,
 )
 
 pytestmark = pytest.mark.slow
+LONG = {"prompt": [1, 2, 3], "max_tokens": 55, "n": 2}
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +55,6 @@ def llama(host, spec):
 @pytest.fixture(scope="module")
 def client(llama) -> openai.OpenAI:
     return llama.client()
-
-
-def outcome(client) -> str:
-    """Ask for a long answer and return how that ended."""
-    try:
-        return complete(client, [1, 2, 3], max_tokens=55, n=2).choices[0].finish_reason
-    except openai.APIError as error:
-        return type(error).__name__
 
 
 def test_the_job_runs_in_its_environment_and_not_in_the_agents(llama):
@@ -150,7 +144,7 @@ def test_sixty_four_clients_are_answered_and_counted_by_our_names(llama, client)
     before = llama.figure("slipway_requests_requests_total")
 
     with ThreadPoolExecutor(64) as pool:
-        found = list(pool.map(lambda _: outcome(client), range(64)))
+        found = list(pool.map(lambda _: outcome(client, **LONG), range(64)))
 
     assert set(found) <= {"stop", "length"}
     assert llama.figure("slipway_requests_requests_total") - before == 128
@@ -181,7 +175,7 @@ def test_a_killed_engine_gives_clean_errors_and_is_started_again(host, spec):
         client = endpoint.client()
         first = engine_of(endpoint)
         first.send_signal(signal.SIGSTOP)  # so that all of them are under way
-        asked = [pool.submit(outcome, client) for _ in range(16)]
+        asked = [pool.submit(outcome, client, **LONG) for _ in range(16)]
         until(lambda: endpoint.figure("slipway_waiting_requests") == 28, "there is no load")
         first.kill()
 

@@ -23,6 +23,7 @@ from tests.runners.jobs.serve.serving import (
     complete,
     engine_of,
     kill_until_given_up,
+    outcome,
     starter,
     until,
 )
@@ -64,14 +65,6 @@ def endpoint(start, spec):
     with start("relayed", spec) as found:
         found.address()
         yield found
-
-
-def outcome(client) -> str:
-    """Ask for a long answer and return how that ended."""
-    try:
-        return complete(client, max_tokens=50).choices[0].finish_reason
-    except openai.APIError as error:
-        return type(error).__name__
 
 
 def test_an_answer_comes_back_whole_and_streamed_with_the_same_text(client):
@@ -157,7 +150,7 @@ def test_more_requests_than_may_wait_are_refused_and_the_others_answered(endpoin
     engine.suspend()
     try:
         with ThreadPoolExecutor(12) as pool:
-            asked = [pool.submit(outcome, client) for _ in range(12)]
+            asked = [pool.submit(outcome, client, max_tokens=50) for _ in range(12)]
             until(lambda: sum(each.done() for each in asked) == 4, "nobody is refused")
             engine.resume()
             ends = [each.result(timeout=200) for each in asked]
@@ -202,7 +195,7 @@ def test_a_killed_engine_gives_clean_errors_and_is_started_again(start, spec):
         client = endpoint.client()
         first = engine_of(endpoint)
         first.suspend()  # so that all of them are under way
-        asked = [pool.submit(outcome, client) for _ in range(9)]
+        asked = [pool.submit(outcome, client, max_tokens=50) for _ in range(9)]
         until(lambda: sum(each.done() for each in asked) == 1, "there is no load")
         first.kill()
 
