@@ -18,7 +18,12 @@ from planner.specs.workload import TrainWorkload
 from planner.workload.checkpoint_copy import device_copy_bytes, host_copy_bytes
 from planner.workload.inference_memory import stage_weight_bytes, usable_bytes
 from planner.workload.setting import Setting
-from planner.workload.spare_blocks import given_back, training_overhead, without_spare
+from planner.workload.spare_blocks import (
+    given_back,
+    messages_look_bytes,
+    training_overhead,
+    without_spare,
+)
 from planner.workload.training_activations import StageActivations
 from planner.workload.training_methods import (
     ADAPTER_METHODS,
@@ -145,7 +150,8 @@ class _Stage:
             "optimizer_states": 0.0 if setting.offload.optimizer != "none" else optimizer,
         }
         states = sum(held.values()) - self._extra()
-        held["runtime_overhead"] = training_overhead(setting.engine, states) * factor
+        looked = 0.0 if self.index else messages_look_bytes(setting)
+        held["runtime_overhead"] = (training_overhead(setting.engine, states) + looked) * factor
         copies = self.autocast_copies()
         copies = copies + self._checkpoint_copy()
         working = copies + self.gathered_weights(weights) + self._unexchanged(gradients)
