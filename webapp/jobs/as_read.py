@@ -7,7 +7,8 @@ a job has read them. Rows of their own leave padding, and are as wide as the lon
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from pydantic import TypeAdapter
+import structlog
+from pydantic import TypeAdapter, ValidationError
 
 from planner.specs.plan import PlanRequest
 from planner.specs.strategy import Strategy
@@ -19,6 +20,7 @@ from webapp.jobs.models import Job
 from webapp.plans.planning import estimate_as_planned
 from webapp.plans.verdict import Value, figure_values
 
+log = structlog.get_logger(__name__)
 FULL = 0.98  # of a plan's positions: nobody sees the difference
 SHOWN = {"step_seconds": ("seconds", "a step"), "tokens_per_second": ("tokens_per_second", "")}
 _SPEC: TypeAdapter[ModelSpec] = TypeAdapter(ModelSpec)
@@ -55,10 +57,21 @@ def rows_read(spec: TrainSpec, measured: Mapping[str, float]) -> RowsRead | None
 
 
 def as_read(job: Job) -> str:
-    """Return in words what the plan says of the rows that a job read, where they are others."""
+    """Return in words what the plan says of the rows that a job read, where they are others.
+
+    Nothing for a job that an older version wrote down in a form which is not read any more.
+    """
     measured = job.result.get("measured") or {}
     if job.kind != "train" or "padding_share" not in measured or not job.plan_request:
         return ""
+    try:
+        return _said(job, measured)
+    except ValidationError as error:
+        log.warning("a job is not planned again", job=job.pk, why=str(error))
+        return ""
+
+
+def _said(job: Job, measured: Mapping[str, float]) -> str:
     spec, request = _SPEC.validate_python(job.spec), PlanRequest.model_validate(job.plan_request)
     workload = request.workload
     if not isinstance(spec, TrainSpec) or not isinstance(workload, TrainWorkload):

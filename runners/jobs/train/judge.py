@@ -1,7 +1,7 @@
 """What a training's model is asked on its way: how it does, what it writes, what it lacks.
 
 All ranks come to each question after the same step, since a model in parts is put together for
-it; the lead alone asks the whole model. No answer moves what the steps draw.
+it; the lead alone asks the whole model. What the steps draw is moved by the mixture alone.
 """
 
 import math

@@ -98,9 +98,17 @@ def test_the_page_says_what_the_plan_is_for_such_rows(ended, alice):
     assert predicted == 1.0  # what was launched with stays as it was
 
 
-def test_a_plan_that_cannot_be_asked_again_says_nothing_and_the_page_stands(ended, alice):
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"estimate": {"strategy": {"tensor_parallel_size": 4096}}},
+        {"estimate": {"strategy": {"of_an_older_version": 1}}},
+        {"plan_request": {"of_an_older_version": 1}},
+    ],
+)
+def test_a_plan_that_cannot_be_asked_again_says_nothing_and_the_page_stands(ended, alice, changes):
     job = ended(PADDED)
-    Job.objects.filter(pk=job.pk).update(estimate={"strategy": {"tensor_parallel_size": 4096}})
+    Job.objects.filter(pk=job.pk).update(**changes)
     job.refresh_from_db()
 
     assert as_read(job) == ""
