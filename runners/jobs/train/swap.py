@@ -27,6 +27,7 @@ class Place(NamedTuple):
 
     offset: int
     shape: torch.Size
+    strides: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
 
@@ -64,8 +65,9 @@ class DiskSwap:
         known = self._known.get(key)
         if known is not None and known[0]() is storage:
             return known[1]  # several operators keep one tensor: a norm's output, three products
-        place = Place(self._end, tensor.shape, tensor.dtype, tensor.device)
-        data = _bytes_of(tensor.detach().cpu().contiguous())
+        dense = _dense(tensor.detach().cpu())
+        place = Place(self._end, tensor.shape, dense.stride(), tensor.dtype, tensor.device)
+        data = _bytes_of(dense)
         while data:
             done = os.pwrite(self._file.fileno(), data, self._end)
             self._end += done
@@ -77,7 +79,7 @@ class DiskSwap:
     def _unpack(self, packed: torch.Tensor | Place) -> torch.Tensor:
         if isinstance(packed, torch.Tensor):
             return packed
-        found = torch.empty(packed.shape, dtype=packed.dtype)
+        found = torch.empty_strided(packed.shape, packed.strides, dtype=packed.dtype)
         data, at = _bytes_of(found), packed.offset
         while data:
             done = os.preadv(self._file.fileno(), [data], at)
@@ -124,7 +126,16 @@ class Swap:
         return contextlib.nullcontext()
 
 
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor without gaps in its memory, its strides kept where it has none.
+
+    A product of a transposed matrix and of its contiguous copy may differ in the last bit.
+    """
+    strides = torch.empty_like(tensor, device="meta").stride()
+    return tensor if tensor.stride() == strides else torch.empty_like(tensor).copy_(tensor)
+
+
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Return a contiguous tensor's own memory."""
-    array: Any = tensor.flatten().view(torch.uint8).numpy()
+    """Return a dense tensor's own memory."""
+    array: Any = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
     return memoryview(array)
