@@ -36,6 +36,13 @@ def test_a_limit_that_memory_or_a_time_ends_lies_inside_its_interval(question, f
     assert 0 <= low < found.value < high
 
 
+def test_an_interval_goes_no_further_than_the_question(monkeypatch):
+    found = limit("most_users")
+    monkeypatch.setattr("planner.search.inverse.MAX_USERS", found.value + 1)
+
+    assert limit("most_users").interval == (found.interval[0], found.value + 1)
+
+
 def test_a_limit_of_the_models_own_length_has_no_interval():
     assert limit("longest_context", model=TINY, workload=GENERATE).interval is None
 

@@ -226,3 +226,10 @@ def test_stages_hold_all_layers_and_differ_by_at_most_one(layers, stages):
 
     assert sum(shares) == layers
     assert max(shares) - min(shares) <= 1
+
+
+@pytest.mark.parametrize(("layers", "stages"), [(61, 2), (7, 4), (126, 16)])
+def test_no_stage_holds_fewer_layers_than_the_one_with_the_output_head(layers, stages):
+    shares = stage_layers(layers, stages)
+
+    assert shares[-1] == min(shares)

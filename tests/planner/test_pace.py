@@ -12,6 +12,14 @@ from tests.planner.asking import LLAMA_70B, TRAIN, ask
 PIPELINE = {"pipeline_parallel_size": 8, "micro_batch_size": 1}
 
 
+def test_of_two_stages_the_one_with_more_layers_sets_the_pace():
+    """61 layers: 31 on the first stage; 30 and a head that takes as long as half of one."""
+    pace = pace_of(61, 2, 1.0, 0.5)
+
+    assert (pace.layers, pace.heads) == (31, 0)
+    assert pace.even_stages == pytest.approx(61.5 / 31)
+
+
 def test_chunks_that_share_the_layers_evenly_change_no_pace():
     assert pace_of(80, 8, 1.0, 0.5, chunks=5) == pace_of(80, 8, 1.0, 0.5)
 

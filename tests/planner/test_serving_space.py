@@ -20,6 +20,7 @@ SPACES = {
     "long": (LLAMA_8B, 4, LONG, {}),
     "offline": (LLAMA_8B, 2, {**GENERATE, "batch_size": 32}, {}),
     "frugal": (LLAMA_8B, 4, SERVE, {"objective": "cost"}),
+    "one copy": (LLAMA_8B, 4, SERVE, {"pins": {"data_parallel_size": 1}}),
 }
 FIGURES = ("tokens_per_second", "latency_seconds", "ttft_seconds", "tpot_seconds")
 
@@ -84,6 +85,12 @@ def test_a_very_long_prompt_may_be_split_over_ranks_and_cut_into_chunks():
 
     assert {s.context_parallel_size for s in found} == {None, 2, 4}
     assert {s.max_batch_tokens for s in found if s.chunked_prefill} >= {2048, 8192}
+
+
+def test_a_single_copy_that_saves_nothing_leaves_no_device_idle():
+    sizes = {s.tensor_parallel_size * s.pipeline_parallel_size for s in strategies("one copy")}
+
+    assert sizes == {4}
 
 
 def test_saving_objectives_may_leave_devices_idle():

@@ -63,6 +63,16 @@ def test_an_answer_is_the_same_whatever_was_asked_before(change, load):
     assert told(request) == alone
 
 
+def test_a_look_at_what_fits_alone_leaves_the_next_search_its_reasons():
+    request = asked(model="meta-llama/Llama-3.1-70B")
+    alone = told(request)
+    RECENT.forget()
+
+    engine.best_of(request)
+
+    assert told(request) == alone
+
+
 @pytest.mark.parametrize("change", ["another objective", "a pin"])
 def test_training_is_answered_alike_after_other_questions(change):
     request = asked(workload=TRAIN, engine="megatron", devices=8, **NEXT[change])

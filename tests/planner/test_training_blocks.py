@@ -7,6 +7,7 @@ import pytest
 from planner.search.engine import blocks_of
 from planner.search.question import questions
 from planner.search.scoring import Fitting
+from planner.search.training_space import SCHEDULES
 from planner.specs.plan import PlanRequest
 from planner.workload.estimator import fits_of
 from planner.workload.resolve import resolve
@@ -51,6 +52,14 @@ def test_recomputing_more_never_keeps_a_strategy_from_fitting(case):
     for found in groups.values():
         less, more = ([found[name] for name in sorted(found, key=order.get)][at] for at in (0, -1))
         assert (less <= more).all()
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_every_schedule_is_weighed_however_few_the_stages(stages):
+    shared = [block.shared for block in blocks("a node")]
+    found = [one for one in shared if one["pipeline_parallel_size"] == stages]
+
+    assert {one.get("pipeline_schedule") for one in found} == set(SCHEDULES)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -66,6 +66,22 @@ def test_what_was_read_but_not_stored_is_taken_after_a_restart(redis_client, con
     assert stored() == 1
 
 
+def test_what_was_read_when_redis_went_away_is_taken_when_it_is_back(
+    redis_client, consumer, attempt, monkeypatch
+):
+    def away(**_options):
+        raise redis.ConnectionError
+
+    consumer.step()
+    ship(redis_client, attempt, LINE)
+    with monkeypatch.context() as patch:
+        patch.setattr(redis_client, "pipeline", away)
+        with pytest.raises(redis.ConnectionError):
+            consumer.step()
+    consumer.step()
+    assert (stored(), redis_client.xlen(events_key(attempt.host_id))) == (1, 0)
+
+
 def test_a_new_consumer_publishes_the_acknowledgements_again(redis_client, consumer, attempt):
     ship(redis_client, attempt, LINE)
     consumer.step()

@@ -10,6 +10,7 @@ from runners.signing import SignedDoorbell, verify
 from tests.webapp.conftest import claim, make_beat
 from webapp.core.clock import now, now_ms
 from webapp.hosts.beats import host_beat
+from webapp.hosts.models import Host
 from webapp.hosts.services import command_key
 from webapp.jobs import dispatch
 from webapp.jobs.dispatch import Dispatcher, bury_stuck, dispatch_due, ping_hosts
@@ -121,7 +122,9 @@ def test_a_real_broker_gets_a_signed_message_below_the_hosts_prefix(redis_client
     assert len(message) == 1
 
 
-def test_the_message_passes_the_hosts_own_check(redis_client, host, job, monkeypatch):
+@pytest.mark.parametrize("ahead_ms", [0, 3_600_000])
+def test_the_message_passes_the_hosts_own_check(redis_client, host, job, monkeypatch, ahead_ms):
+    Host.objects.update(clock_offset_ms=ahead_ms)
     sent = []
     app = dispatch.celery_app(dispatch.settings.REDIS_URL)
     monkeypatch.setattr(app, "send_task", lambda name, args, **_: sent.append((name, args)))
@@ -131,7 +134,7 @@ def test_the_message_passes_the_hosts_own_check(redis_client, host, job, monkeyp
         SignedDoorbell(body, mac),
         host_id=host.pk,
         key=command_key(host),
-        now=now_ms() / 1000,
+        now=(now_ms() + ahead_ms) / 1000,
         is_new_nonce=lambda *_: True,
     )
     assert (name, doorbell.attempt_id) == ("runners.start", job.current_attempt_id)

@@ -87,6 +87,13 @@ def test_a_host_that_is_not_fit_gives_the_job_back_with_every_check(job):
     assert event.detail["checks"][1]["figures"] == {"available_bytes": 1.0 * GIB}
 
 
+def test_a_job_that_is_given_back_keeps_its_place_in_the_queue(job):
+    queued_at = job.queued_at
+    refuse(job)
+
+    assert job.queued_at == queued_at
+
+
 def test_the_attempt_that_was_given_back_is_over_and_not_claimable(job):
     first = job.current_attempt
     refuse(job)

@@ -41,6 +41,12 @@ def test_consecutive_events_are_acknowledged_to_the_last(attempt):
     assert accept(attempt, LINE, LINE, LINE) == 3
 
 
+def test_an_attempt_that_reports_is_missed_by_no_beat(attempt):
+    Attempt.objects.update(missed_beats=2)
+    accept(attempt, LINE)
+    assert fresh(attempt).missed_beats == 0
+
+
 def test_a_redelivered_batch_stores_nothing_and_is_counted(attempt):
     accept(attempt, LINE, LINE)
     assert accept(attempt, LINE, LINE) == 2

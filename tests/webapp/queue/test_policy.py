@@ -86,6 +86,12 @@ def test_teams_that_used_the_same_take_turns():
     assert decided([box(1)], jobs).order == ("x0", "y0", "x1", "y1", "x2", "y2")
 
 
+def test_what_is_held_back_costs_its_team_no_turn():
+    held = demand("held", 1, team="a", held_back="It rests.")
+    found = decided([box(1)], [held, demand("next", 2, team="a"), demand("other", 3, team="b")])
+    assert found.order == ("held", "next", "other")
+
+
 def test_a_double_share_gets_two_turns_for_one():
     jobs = [demand(f"x{i}", i, team="x") for i in range(4)]
     jobs += [demand(f"y{i}", 10 + i, team="y") for i in range(2)]
@@ -199,6 +205,12 @@ def test_a_short_job_may_go_before_a_gang_whose_start_nobody_knows():
     hosts = [host("a", device("a0"), busy("a1"))]
     found = decided(hosts, [PAIR, demand("short", 2, seconds=9.0)])
     assert (granted(found), wait_of(found, "pair").start_seconds) == ({"short": ["a0"]}, None)
+
+
+def test_a_job_of_unknown_length_may_not_go_before_such_a_gang():
+    hosts = [host("a", device("a0"), busy("a1"))]
+    found = decided(hosts, [PAIR, demand("unknown", 2)])
+    assert found.grants == ()
 
 
 def test_the_other_host_is_nobodys():
