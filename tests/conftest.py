@@ -8,8 +8,15 @@ import os
 
 from hypothesis import settings
 
-settings.register_profile("repeatable", derandomize=True)
-settings.register_profile("explore", derandomize=False)
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("explore", derandomize=False, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
-pytest_plugins = ["tests.plugins.chromium", "tests.plugins.order", "tests.plugins.soak"]
+pytest_plugins = [
+    "tests.plugins.changed",
+    "tests.plugins.chromium",
+    "tests.plugins.lanes",
+    "tests.plugins.measure",
+    "tests.plugins.order",
+    "tests.plugins.soak",
+]

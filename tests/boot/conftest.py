@@ -24,7 +24,7 @@ def python_child(name: str, code: str = SLEEPER, **more) -> processes.Child:
     return processes.Child(name, [sys.executable, "-c", code], **more)
 
 
-def eventually(condition, timeout_s: float = 60.0):
+def eventually(condition, timeout_s: float = 300.0):
     """Wait until the condition gives something true, and return that."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

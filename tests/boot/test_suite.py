@@ -102,12 +102,35 @@ def test_arguments_go_to_pytest_and_leave_the_checks_out(monkeypatch, tmp_path, 
     assert "mypy" not in capfd.readouterr().out
 
 
-def test_the_tests_do_not_see_the_users_data(monkeypatch):
+@pytest.mark.parametrize(
+    ("arguments", "module", "first"),
+    [
+        (["--lanes", "-q"], "pytest", ["-p", suite.RUN_FOLDER, "--lanes", "-q"]),
+        (["--changed", "HEAD~3"], "pytest", ["--changed-since", "HEAD~3", "-n"]),
+        (["--changed"], "pytest", ["--changed-since", "abc", "-n"]),
+        (["--mutants", "--list"], "tests.mutants.tool", ["--list"]),
+    ],
+)
+def test_a_way_to_run_is_chosen_by_its_first_argument(monkeypatch, arguments, module, first):
+    started = []
+    monkeypatch.setattr(suite.environment, "ensure", lambda *_, **__: None)
+    monkeypatch.setattr(suite, "changed_since", lambda: "abc")
+    monkeypatch.setattr(suite, "run_module", lambda *words: started.append(words) or 0)
+
+    assert suite.main(arguments) == 0
+
+    (found,) = started
+    assert found[0] == module
+    assert list(found[1 : 1 + len(first)]) == first
+
+
+def test_the_tests_see_neither_the_users_data_nor_a_ban_on_bytecode(monkeypatch):
     monkeypatch.setenv("DATABASE_URL", "postgres://live")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
 
     seen = suite.quiet_environment()
 
-    assert "DATABASE_URL" not in seen
+    assert {"DATABASE_URL", "PYTHONDONTWRITEBYTECODE"} & set(seen) == set()
     assert seen["PATH"].startswith(str(suite.Path(sys.executable).parent))
 
 

@@ -14,8 +14,8 @@ import pytest
 from tests.boot.conftest import eventually, free_port
 from webapp.boot import up
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-START_LIMIT_S = 240.0
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+START_LIMIT_S = 600.0
 
 
 def _command_of(process: psutil.Process) -> str:

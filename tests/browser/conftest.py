@@ -5,13 +5,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    Page,
+    StorageState,
+    expect,
+    sync_playwright,
+)
 
 from tests.browser.driving import WATCH_POLICY, Recorder, log_in
 from tests.stack import Stack
 from webapp.boot.tools import find_chromium
 
-SLOW_MS = 60_000  # a page of a loaded machine; what never comes is rare, and may take it
+SLOW_MS = 300_000  # a page of a loaded machine; what never comes is rare, and may take it
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +33,7 @@ def finished_job(stack) -> str:
     """The id of a demo job that ended well."""
     client = stack.client("alice")
     job_id = client.launch_demo()
-    client.wait_for_state(job_id, "succeeded", timeout_s=240)
+    client.wait_for_state(job_id, "succeeded", timeout_s=600)
     return job_id
 
 
@@ -46,18 +53,29 @@ def browser() -> Iterator[Browser]:
         found.close()
 
 
+@pytest.fixture(scope="session")
+def logged_in() -> dict[str, StorageState]:
+    """The cookies of each user who has logged in: the password is checked once for each."""
+    return {}
+
+
 @pytest.fixture
-def new_page(browser, stack) -> Iterator[Callable[..., Page]]:
+def new_page(browser, stack, logged_in) -> Iterator[Callable[..., Page]]:
     """Make a page that is logged in and records what it should not do."""
     contexts: list[BrowserContext] = []
 
     def make(user: str = "alice", **options: Any) -> Page:
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+        defaults = {"viewport": {"width": 1280, "height": 800}}
+        if user in logged_in:
+            defaults["storage_state"] = logged_in[user]
+        context = browser.new_context(**(defaults | options))
         context.set_default_timeout(SLOW_MS)
         context.add_init_script(WATCH_POLICY)
         contexts.append(context)
         page = context.new_page()
-        log_in(page, stack.base_url, user)
+        if user not in logged_in:
+            log_in(page, stack.base_url, user)
+            logged_in[user] = context.storage_state()
         return page
 
     yield make

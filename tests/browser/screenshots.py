@@ -85,9 +85,9 @@ def main(out: Path) -> None:
         client.wait_for_state(job_id, "running")
         first.wait_for_timeout(DEMO_SECONDS * 500)
         shoot_all(looks, f"{stack.base_url}/jobs/{job_id}/", "job-live", out)
-        client.wait_for_state(job_id, "succeeded", timeout_s=300)
+        client.wait_for_state(job_id, "succeeded", timeout_s=600)
         small = compress(first, stack, job_id)
-        client.wait_for_state(small, "succeeded", timeout_s=300)
+        client.wait_for_state(small, "succeeded", timeout_s=600)
         first.wait_for_timeout(2000)
         for name, path in {
             "job-done": f"/jobs/{job_id}/",

@@ -33,7 +33,7 @@ def added(new_page, stack, tmp_path):
 
 
 def test_the_check_list_ticks_until_the_host_is_ready(added):
-    expect(added.get_by_role("heading", level=1)).to_contain_text("Ready", timeout=180_000)
-    expect(added.locator(".checklist li.good")).to_have_count(9, timeout=120_000)
+    expect(added.get_by_role("heading", level=1)).to_contain_text("Ready", timeout=600_000)
+    expect(added.locator(".checklist li.good")).to_have_count(9, timeout=600_000)
     expect(added.get_by_text(re.compile(r"\d+ ms, signed, there and back"))).to_be_visible()
     expect(added.get_by_role("link", name=re.compile("Run the demo on"))).to_be_visible()

@@ -7,6 +7,10 @@ from tests.browser.driving import Recorder, violations
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 SIZES = {"wide": (1280, 800), "phone": (390, 844)}
+THEMES = {  # loaded in the first, turned to the other
+    "wide": ("light", "dark"),
+    "phone": ("dark", "light"),
+}
 PATHS = {
     "home": "/",
     "plans": "/plans/",
@@ -40,26 +44,23 @@ PATHS = {
 }
 
 
-@pytest.fixture(params=["light", "dark"])
-def theme(request):
-    return request.param
-
-
-@pytest.fixture(params=SIZES)
-def watched(request, new_page, theme, stack):
-    """A page of an operator in one size and theme, with its recorder."""
-    width, height = SIZES[request.param]
-    page = new_page("olga", viewport={"width": width, "height": height}, color_scheme=theme)
-    return page, Recorder(page, stack.base_url)
-
-
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", PATHS)
-def test_a_page_is_accessible_and_keeps_to_itself(name, watched, stack, finished_job, axe):
-    page, recorder = watched
+def test_a_page_is_accessible_and_keeps_to_itself(name, size, new_page, stack, finished_job, axe):
+    width, height = SIZES[size]
+    loaded, turned = THEMES[size]
+    page = new_page("olga", viewport={"width": width, "height": height}, color_scheme=loaded)
+    recorder = Recorder(page, stack.base_url)
     page.goto(stack.base_url + PATHS[name].format(job=finished_job))
     page.wait_for_load_state("load")
     page.wait_for_timeout(250)
-    assert violations(page, axe) == []
+    found = {loaded: violations(page, axe)}
+
+    page.emulate_media(color_scheme=turned)
+    page.wait_for_timeout(250)
+    found[turned] = violations(page, axe)
+
+    assert found == {"light": [], "dark": []}
     assert recorder.broken == []
     assert recorder.external == []
     overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"

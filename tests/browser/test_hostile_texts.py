@@ -54,7 +54,7 @@ def stack(tmp_path_factory):
     """A product of its own: what is planted here must not meet the other tests."""
     with Stack(tmp_path_factory.mktemp("hostile"), demo_seconds=5) as running:
         client = running.client("alice")
-        client.wait_for_state(client.launch_demo(), "succeeded", timeout_s=240)
+        client.wait_for_state(client.launch_demo(), "succeeded", timeout_s=600)
         yield running
 
 
@@ -63,7 +63,7 @@ def planted(stack) -> dict:
     """Plant; the host is away then, or its next beat would tell the truth again."""
     client = stack.client("alice")
     running = client.launch_demo()
-    client.wait_for_state(running, "running", timeout_s=120)
+    client.wait_for_state(running, "running", timeout_s=600)
     stack.kill("host")
     code = "from tests.browser.planting import plant; plant()"
     told = stack.run("manage.py", "shell", "--verbosity", "0", "-c", code)

@@ -7,7 +7,7 @@ import pytest
 from tests.browser.driving import drawn_points
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-WAIT_MS = 120_000
+WAIT_MS = 600_000
 POINTS = "() => Number(document.querySelector(\"[data-chart='loss']\").dataset.drawn || 0)"
 
 

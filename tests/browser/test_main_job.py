@@ -8,7 +8,7 @@ from playwright.sync_api import Page, expect
 from tests.browser.driving import JOB_PATH, drawn_points, launch, log_in, walk_to_review
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-LONG_MS = 180_000
+LONG_MS = 600_000
 
 
 @pytest.fixture(scope="module")
@@ -111,4 +111,4 @@ def test_a_clone_is_a_job_of_its_own(watched, stack):
     page.wait_for_url(lambda url: JOB_PATH.search(url)[1] != seen["job_id"])
     page.get_by_text("Stop…").click()
     page.get_by_role("button", name="Stop this job").click()
-    page.wait_for_selector("[data-state-now='stopped']", timeout=180_000)
+    page.wait_for_selector("[data-state-now='stopped']", timeout=600_000)

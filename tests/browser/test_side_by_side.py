@@ -25,7 +25,7 @@ def address(browser, stack) -> str:
     context.close()
     client = stack.client("alice")
     for job in re.findall(r"job=(\w+)", found):
-        client.wait_for_state(job, "succeeded", timeout_s=280)
+        client.wait_for_state(job, "succeeded", timeout_s=600)
     return found
 
 

@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore"),  # libraries warn of their own affairs
 ]
-LONG_MS = 180_000
+LONG_MS = 600_000
 COLOURS = ("red", "green", "blue", "black", "white", "grey", "pink", "brown")
 ASKED = [
     {"instruction": f"Which colour is number {n}?", "output": f"It is {COLOURS[n % 8]}."}

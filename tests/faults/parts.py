@@ -160,7 +160,7 @@ class Parts:
         """Run a Python program of the product to its end and return what it printed."""
         done = subprocess.run(
             [sys.executable, *arguments], cwd=ROOT, env=self.environment,
-            capture_output=True, text=True, check=False, timeout=180,
+            capture_output=True, text=True, check=False, timeout=600,
         )  # fmt: skip
         if done.returncode:
             raise StackError(f"{arguments[:3]}: {done.stderr[-1500:]}{done.stdout[-500:]}")
@@ -186,7 +186,7 @@ class Parts:
     def page_seconds(self, path: str = "/healthz") -> float:
         """Return how long a page took to come; raise when it did not come well."""
         started = time.monotonic()
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         try:
             connection.request("GET", path)
             status = connection.getresponse().status

@@ -26,7 +26,7 @@ from runners.stream import ack_key, events_key
 from runners.supervision import procfs, record
 from tests.faults import watch
 from tests.faults.parts import Desk, Parts
-from tests.stack import FINAL, SLOW_S, StackError, wait_for
+from tests.stack import FINAL, SLOW_S, StackError, copy_migrated, wait_for
 
 SCALE = 1 / 30
 DEGRADED_SECONDS, UNREACHABLE_SECONDS = 30 * SCALE, 90 * SCALE
@@ -36,7 +36,7 @@ CANARIES = {
     "a hub's token": "canary-of-a-hub-token-0123456789",
 }
 SECRET_FILES = frozenset({"credential.json", "secret_key"})
-SURVIVE_SECONDS = 20.0  # a busy machine takes a while to reap what was killed
+SURVIVE_SECONDS = 60.0  # a busy machine takes a while to reap what was killed
 MORE_DESCRIPTORS = 24  # connections and shippers' locks come and go; a leak grows without end
 View = dict[str, Any]
 
@@ -65,6 +65,7 @@ class Site(Parts):
     def start(self) -> None:
         """Bring everything up and return when every host takes jobs."""
         self.restart("redis")
+        copy_migrated(self.folder)
         self.run("manage.py", "prepare")
         self.desk = Desk(self.environment, self.logs / "desk.log")
         self.desk.people()
@@ -175,12 +176,12 @@ class Site(Parts):
     def call(self, host: str, path: str, body: object) -> httpx.Response:
         """Call the server as a host does, with its credential and whatever it says."""
         return httpx.post(
-            f"{self.base_url}/api/v1{path}", json=body, timeout=30, trust_env=False,
+            f"{self.base_url}/api/v1{path}", json=body, timeout=120, trust_env=False,
             headers={"Authorization": f"Bearer {self.credential(host)['credential']}"},
         )  # fmt: skip
 
     def broker(self) -> "redis.Redis[Any]":
-        return redis.Redis.from_url(self.redis.url, socket_timeout=5)
+        return redis.Redis.from_url(self.redis.url, socket_timeout=30)
 
     def keys(self, host: str) -> tuple[str, str]:
         """Return the names of a host's stream and of its acknowledgements."""

@@ -29,7 +29,7 @@ def on(url: str, *words: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=600,
     )
 
 

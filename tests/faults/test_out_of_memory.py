@@ -43,7 +43,7 @@ def starved(tmp_path_factory) -> Iterator[tuple[Stack, str]]:
     (folder / "host" / "config.json").write_text(json.dumps({"job_memory_bytes": LIMIT_BYTES}))
     with Stack(folder, demo_seconds=20) as stack:
         job_id = stack.run("manage.py", "shell", "-v", "0", "-c", LAUNCH).split()[-1]
-        stack.client("alice").wait_for_state(job_id, "failed", timeout_s=240)
+        stack.client("alice").wait_for_state(job_id, "failed", timeout_s=600)
         yield stack, job_id
 
 

@@ -82,7 +82,7 @@ def kill_at_birth(site: Site, job: str) -> bool:
     """Kill an attempt's launcher and supervisor; True if the job had not been started."""
     attempt, path = site.attempt(job)["id"], site.attempt_folder(job).path
     old = pids() - set(supervisors(pids(), attempt))
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         if not supervisors(pids() - old, attempt):
             continue

@@ -16,7 +16,17 @@ from runners.jobspec import DataParallel, TrainSpec
 from runners.supervision.procfs import marked
 from tests.namespaces.lab import SERVER_ADDRESS, Lab
 from tests.runners.jobs.harness import TINY
-from tests.stack import FINAL, MAKE_PEOPLE, ROOT, Found, Stack, StackError, wait_for
+from tests.stack import (
+    FINAL,
+    MAKE_PEOPLE,
+    PREPARE,
+    ROOT,
+    Found,
+    Stack,
+    StackError,
+    copy_migrated,
+    wait_for,
+)
 from webapp.boot import broker
 
 TIME_SCALE = 0.4  # beats every 4 s, a host out of contact after 36 s, a start given up after 48
@@ -105,8 +115,8 @@ class Site(Stack):
         self.redis = chosen
         if chosen.command:
             self.restart("redis")
-        self.run("manage.py", "prepare")
-        self.run("manage.py", "shell", "-c", MAKE_PEOPLE)
+        copy_migrated(self.folder)
+        self.run("manage.py", "shell", "-c", f"{PREPARE}{MAKE_PEOPLE}")
         for name in ("web", "control", "ticker"):
             self.restart(name)
         for name in self.lab.hosts:

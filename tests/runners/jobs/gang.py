@@ -31,6 +31,6 @@ def run_on_ranks(
             env=host.environment() | gang_env(place) | {"SLIPWAY_EVENT_FD": str(events.fileno())},
             pass_fds=[events.fileno()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
-    stdout, stderr = process.communicate(timeout=480)
+    stdout, stderr = process.communicate(timeout=900)
     (folder / "stdout.txt").write_text(stdout)
     return Finished(folder, process.returncode, read_events(folder / "events.jsonl"), stderr)

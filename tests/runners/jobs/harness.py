@@ -15,6 +15,7 @@ from runners.jobs.runtime import Job
 from runners.jobspec import DemoModel, JobSpec, TrainSpec
 from runners.launch import render_argv
 from runners.messages import RunRequest
+from tests.plugins import preloaded
 
 PROJECT = Path(__file__).resolve().parents[3]
 TINY = DemoModel(
@@ -88,7 +89,7 @@ class Host:
     def start(self, folder: Path) -> subprocess.Popen[str]:
         request = RunRequest.model_validate_json((folder / "spec.json").read_bytes())
         with (folder / "events.jsonl").open("ab") as events:
-            return subprocess.Popen(
+            return preloaded.start(
                 render_argv(request.spec, folder),
                 env=self.environment() | {"SLIPWAY_EVENT_FD": str(events.fileno())},
                 pass_fds=[events.fileno()],
@@ -116,13 +117,13 @@ class Host:
         return Finished(folder, 0, read_events(folder / "events.jsonl"), "")
 
     def finish(self, folder: Path, process: subprocess.Popen[str]) -> Finished:
-        _out, stderr = process.communicate(timeout=240)
+        _out, stderr = process.communicate(timeout=600)
         return Finished(folder, process.returncode, read_events(folder / "events.jsonl"), stderr)
 
 
 def wait_until(path: Path, pattern: str, process: subprocess.Popen[str]) -> None:
     """Wait until a file matching ``pattern`` stands below ``path``; fail when the job ends."""
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + 600.0
     while not any(path.glob(pattern)):
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline

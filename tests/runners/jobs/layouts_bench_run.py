@@ -10,7 +10,7 @@ def told(asked, folder):
     command = [sys.executable, "-W", "ignore", "-m", "runners.jobs.layouts_bench"]
     ended = subprocess.run(
         command, cwd=folder, input=asked.model_dump_json(), capture_output=True, text=True,
-        timeout=200, check=False,
+        timeout=600, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-3000:]
     lines = [json.loads(line) for line in ended.stdout.splitlines()]

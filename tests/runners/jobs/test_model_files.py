@@ -114,7 +114,7 @@ def test_no_swap_at_any_moment_lets_a_foreign_file_in(root, outside):
 
     swapper = threading.Thread(target=swap)
     swapper.start()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while len(read) < 40 and time.monotonic() < deadline:
         with contextlib.suppress(BadInputError, OSError):
             read.append(marker(pinned(real, [root])))

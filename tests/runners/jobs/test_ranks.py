@@ -131,7 +131,7 @@ def test_a_rank_may_start_late_but_not_fall_silent_once_it_trains():
         ) for rank in "01"
     )  # fmt: skip
     try:
-        said, why = first.communicate(timeout=240)
+        said, why = first.communicate(timeout=600)
     finally:
         for each in (first, late):
             each.kill()
@@ -166,7 +166,7 @@ def test_no_rank_waits_for_a_groups_thread_when_it_frees_its_model():
     }  # fmt: skip
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PARTED], env=env, capture_output=True, text=True,
-        timeout=120, check=False,
+        timeout=600, check=False,
     )  # fmt: skip
 
     assert ended.returncode == 0, ended.stderr

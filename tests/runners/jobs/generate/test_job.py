@@ -35,7 +35,7 @@ def wait_for_answers(folder: Path, process: subprocess.Popen[str]) -> int:
     """Wait until the job has written down two answers; return how many there are."""
     journal = folder / "checkpoint" / "outputs.jsonl"
     wait_until(folder / "checkpoint", "outputs.jsonl", process)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while (lines := journal.read_bytes().count(b"\n")) < 3:
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline

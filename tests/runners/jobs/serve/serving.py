@@ -16,9 +16,10 @@ from openai import APIError, OpenAI
 
 from runners.jobs.events import read_events
 from runners.jobspec import ServeSpec
+from tests.plugins import preloaded
 from tests.runners.jobs.harness import Finished, Host
 
-PATIENCE_SECONDS = 200.0
+PATIENCE_SECONDS = 600.0
 KEY = "sk-of-the-tests"
 PROMPT = "import os\n"
 
@@ -62,14 +63,14 @@ class Endpoint:
         """Return the official client on it."""
         key = self.key or "none" if key is None else key
         base_url = f"{self.address()}/v1"
-        made = OpenAI(base_url=base_url, api_key=key, max_retries=retries, timeout=60.0)
+        made = OpenAI(base_url=base_url, api_key=key, max_retries=retries, timeout=300.0)
         self.clients.append(made)
         return made
 
     def get(self, path: str) -> httpx.Response:
         """Return what it answers to a plain GET."""
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        return httpx.get(f"{self.address()}{path}", headers=headers, timeout=60.0)
+        return httpx.get(f"{self.address()}{path}", headers=headers, timeout=300.0)
 
     def figure(self, name: str) -> float:
         """Return a figure of the metrics page."""
@@ -99,7 +100,7 @@ def serving_by(
     """Run a module's endpoint with this interpreter, whatever environment its engine has."""
     folder = host.attempt(name, spec)
     with (folder / "events.jsonl").open("ab") as events:
-        process = subprocess.Popen(
+        process = preloaded.start(
             [sys.executable, "-m", module, str(folder)],
             env={**host.environment(), **env, "SLIPWAY_EVENT_FD": str(events.fileno())},
             pass_fds=[events.fileno()],

@@ -41,7 +41,7 @@ def killed(host, spec):
         asked = [pool.submit(ask_for_long, client, at) for at in range(16)]
         until(lambda: endpoint.figure("slipway_waiting_requests") > 8, "there is no load")
         endpoint.process.kill()
-        return endpoint, [each.result(timeout=60) for each in asked]
+        return endpoint, [each.result(timeout=600) for each in asked]
 
 
 class Life(NamedTuple):
@@ -64,7 +64,7 @@ def restarted(host, spec, killed) -> Life:
         )
         said = endpoint.said("endpoint")
         endpoint.process.send_signal(signal.SIGTERM)
-        last = asked.result(timeout=60)
+        last = asked.result(timeout=600)
         return Life(found.choices[0].finish_reason, said, last, endpoint.end())
 
 

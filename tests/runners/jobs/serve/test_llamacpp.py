@@ -179,7 +179,7 @@ def test_a_killed_engine_gives_clean_errors_and_is_started_again(host, spec):
         until(lambda: endpoint.figure("slipway_waiting_requests") == 28, "there is no load")
         first.kill()
 
-        ends = [each.result(timeout=200) for each in asked]
+        ends = [each.result(timeout=600) for each in asked]
         until(lambda: httpx.get(f"{endpoint.address()}/health").status_code == 200, "no restart")
 
         assert set(ends) == {"InternalServerError"}, ends

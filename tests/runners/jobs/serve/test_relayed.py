@@ -153,7 +153,7 @@ def test_more_requests_than_may_wait_are_refused_and_the_others_answered(endpoin
             asked = [pool.submit(outcome, client, max_tokens=50) for _ in range(12)]
             until(lambda: sum(each.done() for each in asked) == 4, "nobody is refused")
             engine.resume()
-            ends = [each.result(timeout=200) for each in asked]
+            ends = [each.result(timeout=600) for each in asked]
     finally:
         engine.resume()
 
@@ -199,7 +199,7 @@ def test_a_killed_engine_gives_clean_errors_and_is_started_again(start, spec):
         until(lambda: sum(each.done() for each in asked) == 1, "there is no load")
         first.kill()
 
-        ends = [each.result(timeout=200) for each in asked]
+        ends = [each.result(timeout=600) for each in asked]
         until(lambda: endpoint.get("/health").status_code == 200, "no restart")
 
         assert sorted(set(ends)) == ["InternalServerError", "RateLimitError"], ends

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from runners.jobs.ranks import ALONE, RankLostError, Ranks
+from tests.plugins import preloaded
 from tests.stack import ROOT, free_port
 
 EXIT_LOST = 7  # of a rank that lost another one
@@ -48,15 +49,16 @@ def _joined(rank: int, size: int, port: int) -> Ranks:
     if size == 1:
         return ALONE
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=600))
     return Ranks(rank, size, lead=0, local_rank=rank)
 
 
 def run_script(name: str, folder: Path, *arguments: str, seconds: float = 420) -> None:
     """Run a module of this package in a process of its own; it writes what it saw to a folder."""
     module = f"{__package__}.{name}"
-    ran = subprocess.run(
+    ran = preloaded.start(
         [sys.executable, "-W", "ignore", "-m", module, str(folder), *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False,
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-4000:]
+    _, words = ran.communicate(timeout=seconds)
+    assert ran.returncode == 0, words[-4000:]

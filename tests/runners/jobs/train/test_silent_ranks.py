@@ -22,7 +22,7 @@ def test_the_other_rank_waits_as_long_as_the_job_says(name, tmp_path):
     command = [sys.executable, "-W", "ignore", "-m", "tests.runners.jobs.train.silenced"]
     ran = subprocess.run(
         [*command, str(tmp_path), name],
-        cwd=PROJECT, capture_output=True, text=True, timeout=400, check=False,
+        cwd=PROJECT, capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-4000:]
 

@@ -33,7 +33,7 @@ def model():
 
 
 def far() -> float:
-    return time.monotonic() + 60.0
+    return time.monotonic() + 600.0
 
 
 # What is written
